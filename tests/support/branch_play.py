@@ -1,7 +1,9 @@
 """What tests of groups that branch share: a sampler process's loop, and what a branch must hold."""
 
 import asyncio
+from typing import Any
 
+from pymongo import MongoClient
 from support.patience import PATIENCE
 
 from agentrl.rollout import MCPSampler, RolloutContext
@@ -48,3 +50,9 @@ async def assert_leaves_its_parent(store: TrajectoryStore, record: Record) -> Br
     sampled = turns[point.turn]
     assert sampled.sampling_params.seed != parents[point.turn].sampling_params.seed
     return point
+
+
+def lose_snapshots(mongo_uri: str) -> None:
+    """Remove all snapshots from a database, also while an event loop cannot wait."""
+    with MongoClient[Any](mongo_uri) as client:
+        client.get_default_database().blobs.delete_many({"kind": "snapshot"})

@@ -1,5 +1,6 @@
 """`MCPSampler`: a question, tool calls over several turns, an answer for a scorer."""
 
+import asyncio
 from collections import Counter
 from functools import partial
 from typing import ClassVar
@@ -62,11 +63,15 @@ class MCPSampler(AsyncSampler[MCPTask]):
         self._question: Message = {"role": "user", "content": task.query}
         self._num_images = 0
         self._instructions = ""
+        self._tools = context.toolbox
 
     async def run(self) -> RolloutResult:
         """Run turns until there is an answer or a limit is reached."""
         self.context.check_scorer(self.task)
         async with self.context.toolbox.for_rollout() as tools:
+            self._tools = tools
+            if self.restored is not None:
+                await asyncio.to_thread(tools.restore, self.restored)
             self._instructions = tools.instructions
             self._question = await self._question_message()
             schemas = tuple(spec.openai() for spec in tools.specs)
@@ -76,6 +81,10 @@ class MCPSampler(AsyncSampler[MCPTask]):
             except LimitReached as limit:
                 result = RolloutResult(limit.outcome)
             return await self.close_tools(result, tools)
+
+    async def snapshot(self) -> bytes | None:
+        """Return the state of the tools, if all of it is in folders (`"state": "folder"`)."""
+        return await asyncio.to_thread(self._tools.snapshot)
 
     async def close_tools(self, result: RolloutResult, tools: ToolBox) -> RolloutResult:
         """Return the result of the rollout, while its tools still keep their state; for subclasses."""

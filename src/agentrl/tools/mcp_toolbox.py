@@ -12,15 +12,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from mcp import MCPError
 from mcp.types import Tool
 
 from agentrl.errors import CallTimedOut, ConfigError, InvalidResult, ToolError
+from agentrl.runtime.folder_snapshots import pack_folders, unpack_folders
 from agentrl.schema import ToolResult
 from agentrl.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.tools.servers.admission import MAX_TOOLS
+from agentrl.tools.servers.client_session import scratch_folder
 from agentrl.tools.servers.connection import ServerConnection
 from agentrl.tools.servers.result_content import cut_middle, result_images, result_text
 from agentrl.tools.servers.server_config import ToolsConfig
@@ -57,6 +60,8 @@ class McpToolBox:
         self.offer(specs, connections)
         self._num_changes: dict[str, int] | None = None
         """In a rollout's box: how many changes of each server's tools the model knows of."""
+        self._folders: dict[str, Path] = {}
+        """In a rollout's box: the folders of its servers, if they hold all state."""
 
     def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
         """Offer these tools to new rollouts; running rollouts keep the previous ones."""
@@ -125,22 +130,37 @@ class McpToolBox:
         Servers that keep state in the session (`per_rollout`) get a connection for this rollout,
         opened at its first call and closed at the end; the others stay shared.
         """
-        private = {
-            name: connection.for_rollout()
-            for name, connection in self._connections.items()
-            if isinstance(connection, ServerConnection) and connection.server.per_rollout
-        }
-        try:
+        async with AsyncExitStack() as stack:
+            private: dict[str, Connection] = {}
+            folders: dict[str, Path] = {}
+            for name, connection in self._connections.items():
+                if not (isinstance(connection, ServerConnection) and connection.server.per_rollout):
+                    continue
+                if connection.server.state == "folder":
+                    folders[name] = await stack.enter_async_context(scratch_folder())
+                private[name] = own = connection.for_rollout(folders.get(name))
+                stack.push_async_callback(own.close)
             box = McpToolBox(self._config, self._specs, {**self._connections, **private})
             box._num_changes = {
                 name: connection.num_changes
                 for name, connection in box._connections.items()
                 if isinstance(connection, ServerConnection)
             }
+            if folders.keys() == private.keys():
+                box._folders = {f"{n}": folders[name] for n, name in enumerate(sorted(folders))}
             yield box
-        finally:
-            for connection in private.values():
-                await connection.close()
+
+    def snapshot(self) -> bytes | None:
+        """Return the state of a rollout's servers.
+
+        Returns:
+            None if a server has state outside its folder, or too much of it.
+        """
+        return pack_folders(self._folders) if self._folders else None
+
+    def restore(self, state: bytes) -> None:
+        """Take a rollout's servers, of which none has been called, to a state of `snapshot`."""
+        unpack_folders(state, self._folders)
 
     async def _tools_added(self, server: str) -> str:
         """Offer tools that a server added during the rollout; return a note about them.

@@ -24,7 +24,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentrl.errors import ToolError
 from agentrl.runtime.processes.child_processes import program
-from agentrl.runtime.processes.confinement import Confinement, scratch_directory
+from agentrl.runtime.processes.confinement import scratch_directory
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.servers.http_transport import FailureReportingTransport
 from agentrl.tools.servers.mcp_repair import repairing
@@ -251,18 +251,24 @@ def _scratch_root() -> "tempfile.TemporaryDirectory[str]":
     return scratch_directory("agentrl-tools-")
 
 
+@asynccontextmanager
+async def scratch_folder() -> AsyncIterator[Path]:
+    """Yield a directory that no program sees but one started for it; it is deleted at the end."""
+    folder = Path(tempfile.mkdtemp(dir=_scratch_root().name))
+    try:
+        yield folder
+    finally:
+        # In a thread: a command may leave a million files, and a process that still writes.
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
 async def _command_transport(
     server: McpServer, config: ToolsConfig, child: StdioServer, stack: AsyncExitStack
 ) -> Transport:
     """Return the transport that starts a server's command, isolated from other servers."""
     confinement = config.confinement
     if confinement is None:
-        scratch = Path(tempfile.mkdtemp(dir=_scratch_root().name))
-        # In a thread: a command may leave a million files, and a process that still writes.
-        stack.push_async_callback(asyncio.to_thread, shutil.rmtree, scratch, ignore_errors=True)
-        confinement = Confinement(
-            scratch=scratch, hidden=config.hidden_paths, closed_ports=config.closed_ports
-        )
+        confinement = config.confined_to(await stack.enter_async_context(scratch_folder()))
     writable = (*config.writable_paths, *map(Path, server.writable))
     confinement = replace(confinement, writable=writable)
 

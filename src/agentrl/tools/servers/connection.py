@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mcp import Client, MCPError
@@ -64,9 +65,16 @@ class ServerConnection:
         self.protocol_version = ""
         """Of MCP, as negotiated, once its tools are listed."""
 
-    def for_rollout(self) -> "ServerConnection":
-        """Return another connection to the server."""
-        other = ServerConnection(self.name, self.server, self._config, self._questions)
+    def for_rollout(self, folder: Path | None = None) -> "ServerConnection":
+        """Return another connection to the server.
+
+        Args:
+            folder: the private directory of its command; by default a new one.
+        """
+        config = self._config
+        if folder is not None:
+            config = config.model_copy(update={"confinement": config.confined_to(folder)})
+        other = ServerConnection(self.name, self.server, config, self._questions)
         other.instructions = self.instructions
         return other
 

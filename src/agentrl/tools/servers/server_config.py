@@ -45,6 +45,9 @@ class McpServer(BaseModel):
     """Longest tool call; by default `ToolsConfig.call_timeout_seconds`."""
     per_rollout: bool = False
     """Each rollout gets its own connection: for servers that keep state in the session."""
+    state: Literal["session", "folder"] = "session"
+    """Where a `per_rollout` command keeps its state: `folder`: only in the files of its directory
+    (`${rollout_dir}`), so that a branch starts from a copy of them."""
     resumable: bool = False
     """The server keeps no state between calls: another sampler may resume a rollout."""
     elicitation: Literal["decline", "accept"] = "decline"
@@ -70,6 +73,8 @@ class McpServer(BaseModel):
                 "per_rollout and resumable are mutually exclusive: one declares session state, the "
                 "other its absence"
             )
+        if self.state == "folder" and not (self.per_rollout and self.command):
+            raise ValueError('"state": "folder" requires a command with "per_rollout": true')
         texts = (*self.args, *(one.get_secret_value() for one in self.env.values()), self.cwd or "")
         if any(ROLLOUT_DIR in text for text in texts) and not self.per_rollout:
             raise ValueError(f'{ROLLOUT_DIR} requires "per_rollout": true')
@@ -148,6 +153,10 @@ class ToolsConfig(BaseModel):
     """Pass images in results on to the model instead of describing them."""
     max_result_chars: int = Field(default=200_000, gt=0)
     """Longer results are cut in the middle, with a note."""
+
+    def confined_to(self, folder: Path) -> Confinement:
+        """Return what a command can access whose private directory is `folder`."""
+        return Confinement(scratch=folder, hidden=self.hidden_paths, closed_ports=self.closed_ports)
 
     @property
     def is_resumable(self) -> bool:

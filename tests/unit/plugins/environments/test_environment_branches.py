@@ -4,15 +4,15 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
 from harness.tiny_tokenizer import write_tokenizer
-from pymongo import MongoClient
 from support.agents import open_stage
-from support.branch_play import assert_leaves_its_parent, run, turns_of
+from support.branch_play import assert_leaves_its_parent, lose_snapshots, run, turns_of
 from support.harbor import write_task
 from support.play import begin_run, tool_call
 
@@ -206,14 +206,11 @@ async def test_a_sandbox_is_restored_from_its_snapshot_or_by_the_same_commands(
 ) -> None:
     folder = write_task(tmp_path / "task", test=COUNT_WORDS)
     task = tree(f"harbor:{folder}", 1, 2, runtime="process")
-    with MongoClient[Any](mongo_uri) as client, serve_script(renderer, commands(noise)) as engine:
-
-        def lose_snapshots() -> None:
-            if not is_kept:
-                lost = client[store.database_name].blobs.delete_many({"kind": "snapshot"})
-                assert lost.acknowledged
-
-        played = await play_group(store, engine, DataSection(), task, before_branch=lose_snapshots)
+    loses = partial(lose_snapshots, mongo_uri)
+    with serve_script(renderer, commands(noise)) as engine:
+        played = await play_group(
+            store, engine, DataSection(), task, before_branch=bool if is_kept else loses
+        )
     for record in played.records:
         words = appended(turns := await turns_of(store, record))
         assert (record.status, len(words)) == ("scored", LENGTH - 1)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from harness.processes import engine_process, listening_process
 from harness.scripted_engine import serve_script
-from support.branch_play import assert_leaves_its_parent, run, turns_of
+from support.branch_play import assert_leaves_its_parent, lose_snapshots, run, turns_of
 from support.engines import make_model
 from support.play import ExactScoring, begin_run, claim, open_play, tool_call
 
@@ -31,6 +31,7 @@ from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, rebuild_prom
 from agentrl.store import TrajectoryStore
 
 COUNTING_SERVER = Path(__file__).parents[3] / "support/counting_server.py"
+FOLDER_SERVER = COUNTING_SERVER.with_name("folder_server.py")
 GROUP = "train/0/q0"
 LENGTH = 4
 """Turns of every rollout: three steps, then the answer."""
@@ -143,6 +144,45 @@ async def test_a_branch_whose_tools_answer_otherwise_is_closed_and_played_from_t
     assert [warning.count("its branch is closed") for warning in warnings] == [1]
 
 
+@pytest.mark.parametrize(
+    ("noise", "is_kept", "branches"),
+    [("noisy", True, True), ("quiet", False, True), ("noisy", False, False)],
+    ids=["restored", "repeated", "closed"],
+)
+async def test_a_folder_is_restored_from_its_copy_or_by_the_same_calls(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    mongo_uri: str,
+    *,
+    noise: str,
+    is_kept: bool,
+    branches: bool,
+) -> None:
+    command = [str(FOLDER_SERVER), "${rollout_dir}", noise]
+    server = {"command": sys.executable, "args": command, "per_rollout": True, "state": "folder"}
+    with serve_script(renderer, three_steps) as engine:
+
+        def made(task: Any, record: Record, context: RolloutContext) -> MCPSampler:
+            if record.branch is not None and not is_kept:
+                lose_snapshots(mongo_uri)
+            return MCPSampler(task, record, context)
+
+        await begin_run(store, engine, tree(2, 2))
+        tools = {"mcpServers": {"folder": server}}
+        async with open_play(store, engine, tools, rollout=settings()) as context:
+            loop = await run(replace(context, has_trees=True), made)
+    records = await store.records.of_task(GROUP)
+    assert [(one.status, str(one.final_answer)[:6]) for one in records] == [
+        ("scored", "step 3")
+    ] * 4
+    assert loop.counts.closed_branches == (0 if branches else 2)
+    for record in records[2:]:
+        if branches:
+            await assert_leaves_its_parent(store, record)
+        else:
+            assert record.no_branch.startswith("turn 0 called advance again, and the result")
+
+
 async def dead_branch(
     store: TrajectoryStore, context: RolloutContext, num_turns: int
 ) -> tuple[Record, list[DispatchedSamplingTask]]:
@@ -245,28 +285,30 @@ async def test_a_group_without_a_parent_plays_chains(
     assert loop.counts.branched == {"none": 2}
 
 
-SNAPSHOTS: dict[tuple[str, int], str] = {}
 WORLDS = itertools.count()
 
 
 class Walk(AsyncSampler[MCPTask]):
-    """Walks through a world of its own, of which it keeps a snapshot before every turn."""
+    """Walks through a world of its own, of which it has snapshots."""
 
     can_branch: ClassVar[bool] = True
+    world: str = ""
 
     async def run(self) -> RolloutResult:
-        point, world = self.record.branch, f"world {next(WORLDS)}"
+        point, self.world = self.record.branch, f"world {next(WORLDS)}"
         conversation = Conversation([{"role": "user", "content": self.task.query}])
         for index in range(LENGTH):
             if point is not None and index == point.turn:
-                if (point.record_id, index) not in SNAPSHOTS:
+                if self.restored is None:
                     raise BranchClosed("its snapshot is gone")
-                world = SNAPSHOTS[point.record_id, index]
-            SNAPSHOTS[self.record.id, index] = world
+                self.world = self.restored.decode()
             await self.generate(conversation)
-            world += "+"
-            conversation.add({"role": "user", "content": f"You are in {world}. Go on."})
-        return RolloutResult("answered", world)
+            self.world += "+"
+            conversation.add({"role": "user", "content": f"You are in {self.world}. Go on."})
+        return RolloutResult("answered", self.world)
+
+    async def snapshot(self) -> bytes:
+        return self.world.encode()
 
     async def evaluate_record(self, result: RolloutResult) -> float:
         return 1.0
@@ -279,19 +321,18 @@ class Wander(Walk):
 
 
 async def walked(
-    store: TrajectoryStore, renderer: Renderer, make: MakeSampler, *, keep: bool = True
+    store: TrajectoryStore, renderer: Renderer, make: MakeSampler, lost_from: str = ""
 ) -> list[Record]:
-    SNAPSHOTS.clear()
     with serve_script(renderer, lambda _: "on") as engine:
         await begin_run(store, engine, tree(1, 1))
         async with open_play(store, engine, None, rollout=settings()) as context:
 
             def made(task: Any, record: Record, context: RolloutContext) -> AsyncSampler[Any]:
-                if not keep and record.branch is not None:
-                    SNAPSHOTS.clear()
+                if record.branch is not None and lost_from:
+                    lose_snapshots(lost_from)
                 return make(task, record, context)
 
-            await run(context, made)
+            await run(replace(context, has_trees=True), made)
     return await store.records.of_task(GROUP)
 
 
@@ -301,12 +342,16 @@ async def test_an_environment_with_snapshots_restores_that_of_the_branch(
     root, branch = await walked(store, renderer, Walk)
     await assert_leaves_its_parent(store, branch)
     assert branch.final_answer == root.final_answer
+    assert [bool(turn.snapshot) for turn in await turns_of(store, root)] == [
+        False,
+        *[True] * (LENGTH - 1),
+    ]
 
 
 async def test_a_snapshot_that_is_gone_closes_the_branch(
-    store: TrajectoryStore, renderer: Renderer
+    store: TrajectoryStore, renderer: Renderer, mongo_uri: str
 ) -> None:
-    root, branch = await walked(store, renderer, Walk, keep=False)
+    root, branch = await walked(store, renderer, Walk, mongo_uri)
     assert (branch.status, branch.no_branch) == ("scored", "its snapshot is gone")
     assert branch.final_answer != root.final_answer
 

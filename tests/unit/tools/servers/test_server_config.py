@@ -95,6 +95,11 @@ def test_files_of_other_clients_are_read_as_they_are(tmp_path: Path) -> None:
         ({"a": 3}, r"mcpServers\.a: expected an object"),
         ({"a": {}}, r"mcpServers\.a: a http server takes `url`"),
         ({"a": {"command": "y", "args": ["${rollout_dir}/x"]}}, 'requires "per_rollout": true'),
+        ({"a": {"command": "y", "state": "folder"}}, '"state": "folder" requires a command with'),
+        (
+            {"a": {"url": "http://x/mcp", "per_rollout": True, "state": "folder"}},
+            '"state": "folder" requires a command with "per_rollout": true',
+        ),
         (
             {"a": {"url": "http://x/${rollout_dir}"}},
             "is supported only in args, env and cwd of a command",
