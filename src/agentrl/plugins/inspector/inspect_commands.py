@@ -98,15 +98,22 @@ async def record(
 
 @inspect.command("turns")
 @click.option(
-    "--by", type=click.Choice(("credit",)), required=True, expose_value=False, help="Order."
+    "--by",
+    type=click.Choice(("credit", "worth")),
+    required=True,
+    help="Lowest credit first, or the largest fall of worth (rollouts that branch).",
 )
 @click.option("--limit", type=Count(), default=20, help="Maximum number of turns to show. [20]")
 @_json_option
-async def turns(config: RootConfig, limit: int, as_json: bool) -> int:
-    """Find the trained turns with the lowest credit: where the policy lost most."""
+async def turns(config: RootConfig, by: str, limit: int, as_json: bool) -> int:
+    """Find the trained turns where the policy lost most."""
     from agentrl.plugins.inspector import tables
+    from agentrl.plugins.inspector.turn_tree import worst_decisions
 
     async with opened_store(config) as store:
+        if by == "worth":
+            decisions = await worst_decisions(store, limit=limit)
+            return _show(tables.decisions_page(decisions), decisions["rows"], as_json)
         found = await store.lineage.lowest_credits(config.trainer.consumer, limit=limit)
     value = [turn.model_dump(mode="json") for turn in found]
     return _show(tables.turns_page(found), value, as_json)

@@ -215,6 +215,27 @@ def turns_page(turns: Sequence[CreditedTurn]) -> RenderableType:
     return table
 
 
+def decisions_page(decisions: Mapping[str, Any]) -> RenderableType:
+    """Return the table of the turns after which the worth fell most."""
+    if not decisions["rows"]:
+        why = "no turn was trained after which the worth fell"
+        chains = "the rollouts are chains, so no turn has a worth of its own (--rollouts tree)"
+        return Text(why if decisions["has_branches"] else chains)
+    table = Rows(
+        *(">change", ">before", ">after", ">rollouts", ">credit", ">step", "record", ">turn"),
+        *("+did", "+question"),
+    )
+    for row in decisions["rows"]:
+        worth = row["worth"]
+        table.add(
+            *(figure(worth["change"]), figure(worth["after"] - worth["change"])),
+            *(figure(worth["after"]), str(worth["num_leaves"]), figure(row["credit"])),
+            *(str(row["step"]), row["record_id"], str(row["index"])),
+            *(printable(row["text"], ANSWER_CHARS), printable(row["question"], ANSWER_CHARS)),
+        )
+    return table
+
+
 def step_page(step: StepLineage, figures: Mapping[str, Any]) -> RenderableType:
     """Return the records behind one optimizer step, then its figures in words."""
     policy = step.policy

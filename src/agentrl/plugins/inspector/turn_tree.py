@@ -18,10 +18,12 @@ _EXCERPT_CHARS = 160
 _QUESTION_CHARS = 300
 
 
-async def worst_decisions(store: TrajectoryStore) -> dict[str, Any]:
+async def worst_decisions(
+    store: TrajectoryStore, *, limit: int = DECISIONS_SHOWN
+) -> dict[str, Any]:
     """Return the trained turns of a run after which the worth fell most."""
     run = await run_of(store)
-    trainings = await store.lineage.worst_decisions(consumer_of(run), limit=DECISIONS_SHOWN)
+    trainings = await store.lineage.worst_decisions(consumer_of(run), limit=limit)
     turns = await store.turns.get_many([training.turn_id for training in trainings])
     texts = await store.behavior.question_texts([training.task_id for training in trainings])
     return {

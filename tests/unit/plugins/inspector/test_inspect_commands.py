@@ -21,6 +21,7 @@ from agentrl.schema import (
     ToolCall,
     ToolResult,
     TurnTraining,
+    TurnWorth,
 )
 from agentrl.schema.run import RunStatus
 from agentrl.store import TrajectoryStore
@@ -81,6 +82,9 @@ async def fill_run(uri: str, name: str, *, status: RunStatus = "completed") -> N
                     num_tokens=7,
                     num_trained_tokens=trained,
                     advantage=advantage,
+                    worth=TurnWorth(
+                        after=0.25, change=advantage, num_leaves=2, is_decision=step == 2
+                    ),
                     staleness=0,
                 )
                 for step, turn, trained, advantage in (
@@ -251,6 +255,15 @@ MISTAKES: list[tuple[list[str], str, int]] = [
     (["step", "9"], "consumed no records at step 9", 1),
     (["progress", "--run_nme", "x"], "did you mean --run_name?", 2),
 ]
+
+
+def test_the_worst_decisions_are_told_by_worth(inspect: Callable[..., str]) -> None:
+    (row,) = json.loads(inspect("turns", "--by", "worth", "--json"))
+    assert (row["record_id"], row["index"], row["step"]) == ("train/0/q0/1", 0, 2)
+    assert row["worth"] == {"after": 0.25, "change": -0.75, "num_leaves": 2, "is_decision": True}
+    table = inspect("turns", "--by", "worth")
+    assert re.search(r"-0\.750 +1\.000 +0\.250 +2 +-0\.750 +2 +train/0/q0/1 +0 ", table)
+    assert "What does item 0 cost?" in table
 
 
 def test_a_mistake_costs_one_line(inspect: Callable[..., str]) -> None:
