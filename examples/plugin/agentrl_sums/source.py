@@ -19,6 +19,10 @@ class Sums:
 
     starts_programs = False
 
+    def can_branch(self, uri: str, flag: str) -> bool:
+        """Return True: the built-in sampler plays the sums."""
+        return True
+
     def num_tasks(self, uri: str, config: DataSection, flag: str) -> int:
         """Return the number of sums that the user asked for."""
         size = parse_qs(urlsplit(uri).query).get("size", ["64"])[0]

@@ -2,7 +2,8 @@
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,21 +12,21 @@ from typing import Any
 import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
 from harness.tiny_tokenizer import write_tokenizer
-from support.agents import open_stage
+from support.agents import MODEL, client_of, open_stage
 from support.branch_play import assert_leaves_its_parent, lose_snapshots, run, turns_of
 from support.harbor import write_task
-from support.play import begin_run, tool_call
+from support.play import begin_run, claim, tool_call
 
 from agentrl.config.sections import DataSection, RolloutSection
-from agentrl.plugins.environments.environment_sampler import (
-    EnvironmentProcesses,
-    EnvironmentSampler,
-)
+from agentrl.plugins.environments.environment_sampler import EnvironmentProcesses
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout import RolloutContext
+from agentrl.rollout import AsyncSampler, BranchClosed, RolloutContext
+from agentrl.rollout.agent import AgentEndpoint
+from agentrl.rollout.recorded_turns import BranchTurns
+from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
 from agentrl.runtime.processes.confinement import confinement_gap
-from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, Record
+from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, MCPTask, Record, Score
 from agentrl.store import TrajectoryStore
 
 GROUP = "train/0/q0"
@@ -100,6 +101,19 @@ class Played:
     num_sampled: int
 
 
+@asynccontextmanager
+async def open_sampler(
+    store: TrajectoryStore, engine: ScriptedEngine, section: DataSection
+) -> AsyncIterator[tuple[RolloutContext, MakeSampler]]:
+    """Yield the clients of a sampler process, and what makes its rollouts."""
+    rollout = RolloutSection(
+        exit_when_done=True, max_turns=LENGTH + 2, max_attempts=1, branch_rule="entropy"
+    )
+    async with open_stage(store, engine, rollout=rollout) as stage:
+        with EnvironmentProcesses.open(section, stage.endpoints) as environments:
+            yield replace(stage.context, has_trees=True), environments.sampler
+
+
 async def play_group(
     store: TrajectoryStore,
     engine: ScriptedEngine,
@@ -109,19 +123,15 @@ async def play_group(
     before_branch: Callable[[], object] = lambda: None,
 ) -> Played:
     """Play a group in one sampler process."""
-    rollout = RolloutSection(
-        exit_when_done=True, max_turns=LENGTH + 2, max_attempts=1, branch_rule="entropy"
-    )
     await begin_run(store, engine, task)
-    async with open_stage(store, engine, rollout=rollout) as stage:
-        with EnvironmentProcesses.open(section, stage.endpoints) as environments:
+    async with open_sampler(store, engine, section) as (context, make):
 
-            def made(task: Any, record: Record, context: RolloutContext) -> EnvironmentSampler:
-                if record.branch is not None:
-                    before_branch()
-                return environments.sampler(task, record, context)
+        def made(task: Any, record: Record, context: RolloutContext) -> AsyncSampler[Any]:
+            if record.branch is not None:
+                before_branch()
+            return make(task, record, context)
 
-            loop = await run(replace(stage.context, has_trees=True), made)
+        loop = await run(context, made)
     return Played(loop, await store.records.of_task(GROUP), len(engine.requests))
 
 
@@ -225,3 +235,57 @@ async def test_a_sandbox_is_restored_from_its_snapshot_or_by_the_same_commands(
     root = await turns_of(store, played.records[0])
     # Nothing leaves a rollout before its first turn.
     assert [bool(turn.snapshot) for turn in root] == [False, *[True] * (LENGTH - 1)]
+
+
+@needs_sandbox
+async def test_a_snapshot_outlives_the_process_of_the_parent(
+    store: TrajectoryStore, renderer: Renderer, tmp_path: Path
+) -> None:
+    folder = write_task(tmp_path / "task", test=COUNT_WORDS)
+    task = tree(f"harbor:{folder}", 1, 1, runtime="process")
+    with serve_script(renderer, commands("$RANDOM$RANDOM")) as engine:
+        await begin_run(store, engine, task)
+        async with open_sampler(store, engine, DataSection()) as (context, make):
+            record, _ = await claim(store)
+            sampler = make(task, record, context)
+            result = await sampler.run()
+            await sampler.finish()
+            score = await sampler.evaluate_record(result)
+        assert isinstance(score, Score)
+        await store.records.finish(
+            record.id, record.fence, outcome="answered", final_answer="done", lease_seconds=30
+        )
+        await store.scores.set(record.id, record.fence, score)
+        async with open_sampler(store, engine, DataSection()) as (context, make):
+            await run(context, make)
+    _, branch = await store.records.of_task(GROUP)
+    await assert_leaves_its_parent(store, branch)
+    assert branch.score is not None
+    assert branch.score.value == score.value == LENGTH - 1
+
+
+async def test_a_branch_of_several_agents_is_closed(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    async def ask_both(_: MCPTask, endpoint: AgentEndpoint) -> str:
+        async with client_of(endpoint) as client:
+            for seat in ("left", "right"):
+                reply = await client.chat.completions.create(
+                    model=MODEL,
+                    messages=[{"role": "user", "content": f"You play {seat}."}],
+                    extra_headers={"X-AgentRL-Seat": seat},
+                )
+        return str(reply.choices[0].message.content)
+
+    task = MCPTask(id=GROUP, num_generations=2, query="Play.", answer="0")
+    with serve_script(renderer, fresh_moves()) as engine:
+        await begin_run(store, engine, task)
+        async with open_stage(store, engine) as stage:
+            parent, _ = await stage.sampler(ask_both)
+            await parent.run()
+            await parent.finish()
+            branch, _ = await stage.sampler(ask_both)
+            branch.fork(BranchTurns(parent.turns, 1, replays_calls=True))
+            with pytest.raises(BranchClosed, match="the rollout has several agents"):
+                await branch.run()
+            await branch.discard()

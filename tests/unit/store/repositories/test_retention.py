@@ -147,6 +147,28 @@ async def test_a_blob_that_is_stored_again_is_not_removed(
     assert lost.key not in left
 
 
+async def test_a_snapshot_stays_as_long_as_a_turn_names_it_and_moves_with_it(
+    store: TrajectoryStore, mongod: EmbeddedMongo, tmp_path: Path
+) -> None:
+    await store.runs.create(Run(name="test"))
+    await store.tasks.add([make_task(0, num_generations=1)])
+    record = await claim(store)
+    named, lost = [await store.snapshots.put(state) for state in (b"named", b"lost")]
+    assert await store.snapshots.put(b"named") == named
+    turn = make_turn(record, 0).model_copy(update={"snapshot": named})
+    await store.turns.append(turn, record.fence)
+    unused = UnusedBlobs(store.database)
+    keys = [address.removeprefix("sha256:") for address in (named, lost)]
+    await unused.mark(keys)
+    assert await unused.remove(timedelta(0), 100) == 1
+    assert [await store.snapshots.get(one) for one in (named, lost, "")] == [b"named", None, None]
+    await store.transfer.export_run(tmp_path / "export")
+    async with TrajectoryStore.connect(mongod.uri(), f"{store.database_name}_copy") as copy:
+        await copy.transfer.import_run(tmp_path / "export")
+        assert await copy.snapshots.get(named) == b"named"
+        await copy.drop_database()
+
+
 async def test_a_run_is_compacted_while_it_goes_on(store: TrajectoryStore) -> None:
     await store.ensure_schema()
     await store.runs.create(Run(name=store.database_name))
