@@ -85,6 +85,13 @@ def train_tasks(
         ConfigError: at the first task; see `TaskSource.tasks`.
         DatasetError: at the first task; see `QuestionFile`.
     """
+    for task in _train_tasks(config, seed, check_scorer):
+        yield task.model_copy(update={"rounds": config.rounds}) if config.rounds else task
+
+
+def _train_tasks(
+    config: DataSection, seed: int, check_scorer: ScorerCheck | None
+) -> Iterator[MCPTask]:
     if config.env is not None:
         yield from task_source(config.env).tasks(
             config.env,
@@ -98,14 +105,13 @@ def train_tasks(
     if config.train_file is None:
         return
     with QuestionFile(config.train_file, config, check_scorer) as questions:
-        for task in tasks_from_questions(
+        yield from tasks_from_questions(
             questions,
             "train",
             epochs=range(config.num_train_epochs),
             num_generations=config.num_generations,
             shuffle_seed=seed if config.shuffle else None,
-        ):
-            yield task.model_copy(update={"rounds": config.rounds}) if config.rounds else task
+        )
 
 
 def eval_tasks(

@@ -18,6 +18,7 @@ from support.harbor import write_task
 from support.play import begin_run, claim, tool_call
 
 from agentrl.config.sections import DataSection, RolloutSection
+from agentrl.datasets.task_stream import train_tasks
 from agentrl.plugins.environments.environment_sampler import EnvironmentProcesses
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import AsyncSampler, BranchClosed, RolloutContext
@@ -139,6 +140,14 @@ def fresh_moves() -> Callable[[str], str]:
     """Return a policy that never repeats itself, so that a copied move is recognized."""
     numbers = itertools.count()
     return lambda _: f"move {next(numbers)}"
+
+
+def test_the_tasks_of_an_environment_carry_the_rounds_of_their_groups(section: DataSection) -> None:
+    flags = {"env": "textarena:Walk-v0?size=2", "num_generations": 5, "tree_roots": 2}
+    for rollouts, rounds in (("tree", (2, 3)), ("chains", ())):
+        config = section.model_copy(update={**flags, "rollouts": rollouts})
+        tasks = list(train_tasks(config, 0))
+        assert [(task.num_generations, task.rounds) for task in tasks] == [(5, rounds)] * 2
 
 
 async def test_an_environment_is_brought_to_the_branch_by_the_same_replies(
