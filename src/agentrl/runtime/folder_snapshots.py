@@ -16,6 +16,8 @@ from pathlib import Path
 MAX_SNAPSHOT_BYTES = 8 * 2**20
 """Largest sum of the files of a snapshot."""
 _MAX_FILES = 10_000
+_MAX_PACKED_BYTES = 4 * MAX_SNAPSHOT_BYTES
+"""Of the files with their names and paddings, uncompressed."""
 
 
 def pack_folders(folders: Mapping[str, Path]) -> bytes | None:
@@ -34,12 +36,22 @@ def pack_folders(folders: Mapping[str, Path]) -> bytes | None:
                 archive.addfile(info, None if data is None else io.BytesIO(data))
     except (OSError, ValueError):
         return None
+    if packed.tell() > _MAX_PACKED_BYTES:
+        return None
     return zlib.compress(packed.getvalue(), 1)
 
 
 def unpack_folders(packed: bytes, folders: Mapping[str, Path]) -> None:
-    """Replace the content of folders by what `pack_folders` read under their names."""
-    with tarfile.open(fileobj=io.BytesIO(zlib.decompress(packed))) as archive:
+    """Replace the content of folders by what `pack_folders` read under their names.
+
+    Raises:
+        ValueError: no `pack_folders` makes such bytes.
+    """
+    unzip = zlib.decompressobj()
+    content = unzip.decompress(packed, _MAX_PACKED_BYTES)
+    if not unzip.eof:
+        raise ValueError("the snapshot is incomplete, or larger than any that is made")
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for name, folder in folders.items():
             _empty(folder)
             members = []

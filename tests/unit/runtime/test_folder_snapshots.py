@@ -1,9 +1,11 @@
 """What a folder holds comes back, and nothing else is read or written."""
 
 import os
+import zlib
 from pathlib import Path
 
 import pytest
+from support.little_memory import little_memory
 
 from agentrl.runtime.folder_snapshots import MAX_SNAPSHOT_BYTES, pack_folders, unpack_folders
 
@@ -59,3 +61,9 @@ def test_what_is_too_large_or_gone_has_no_snapshot(tmp_path: Path) -> None:
     (tmp_path / "more").write_bytes(bytes(MAX_SNAPSHOT_BYTES // 2 + 1))
     assert pack_folders({"all": tmp_path}) is None
     assert pack_folders({"all": tmp_path / "nowhere"}) is None
+
+
+def test_a_snapshot_that_nobody_makes_fills_no_memory(tmp_path: Path) -> None:
+    packed = zlib.compress(bytes(1 << 30), 9)
+    with little_memory(1 << 28), pytest.raises(ValueError, match="larger than any that is made"):
+        unpack_folders(packed, {"work": tmp_path})

@@ -23,6 +23,7 @@ from mcp.types import Implementation, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentrl.errors import ToolError
+from agentrl.runtime.package_version import package_version
 from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.confinement import scratch_directory
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 
-_CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 # HTTP waits longer than a call may take, so that the call's own timeout decides.
 _READ_MARGIN_SECONDS = 30.0
 
@@ -224,7 +224,7 @@ async def _open_client(
         yield await stack.enter_async_context(
             Client(
                 transport,
-                client_info=_CLIENT_INFO,
+                client_info=Implementation(name="agentrl", version=package_version()),
                 cache=None,
                 mode=mode,
                 elicitation_callback=questions.answer,
