@@ -115,6 +115,8 @@ class StepStats:
     """Policy versions behind -> target tokens."""
     num_expert_conflicts: int = 0
     """Tokens shared by turns whose servers chose different experts; one choice is replayed."""
+    merge: Merge = "tree"
+    """Which prefixes the rows share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +148,8 @@ def build_step(
         policy_version: version of the weights that the step starts from.
         token_budget: tokens of one forward pass; `none` passes every turn whole.
         reduction: how targets are averaged, see `target_weights`; a sequence is a Record.
-        merge: prefix sharing in the forward pass; `none` means one turn per forward pass.
+        merge: prefix sharing in the forward pass; `packed` shares none, and `none` also means one
+            turn per forward pass.
         num_ranks: data-parallel ranks.
         attention_cost: cost of a visible pair in units of a token's cost outside attention; rows
             are balanced over ranks by this estimate of time.
@@ -199,6 +202,7 @@ def build_step(
         stats=replace(
             _stats(turns, policy_version, [bin_ for share in shares for bin_ in share], rows),
             num_expert_conflicts=num_expert_conflicts,
+            merge=merge,
         ),
     )
 

@@ -32,7 +32,8 @@ from agentrl.data.shown_images import PlacedImage, RowImages, ShownImage, rotary
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DispatchedSamplingTask, num_shared_ids
 
-Merge = Literal["tree", "linear", "none"]
+Merge = Literal["tree", "linear", "packed", "none"]
+"""Which prefixes are shared: see `TokenTree.from_tokens`; `none` also keeps turns out of shared rows."""
 BLOCK = 128
 """Queries, and keys, per block: FlexAttention's default."""
 
@@ -162,9 +163,9 @@ class TokenTree:
         Args:
             turns: in any order; equal input sets give equal trees.
             merge: `tree` shares every common prefix; `linear` shares only between turns of a record
-                that extend each other; `none` makes every turn a separate path.
+                that extend each other; `packed` and `none` make every turn a separate path.
         """
-        if merge == "none":
+        if merge in ("packed", "none"):
             return cls(tuple(Branch((turn,), turn.path, 0, turn.path) for turn in turns))
         numbers = _image_numbers(turns)
         chains: dict[tuple[str, int], list[TurnTokens]] = {}

@@ -210,9 +210,10 @@ class TrainerSection(ConfigSection):
     max_tokens: int = Field(default=65536, ge=1)
     """Maximum number of tokens in one forward pass; trees with longer paths are computed in
     chunks."""
-    merge: Literal["tree", "linear", "none"] = "tree"
+    merge: Literal["auto", "tree", "linear", "packed", "none"] = "auto"
     """Prefix sharing in the forward pass. `tree`: over the whole group; `linear`: within a record;
-    `none`: one turn per forward pass, with the model's own attention, for every model that
+    `packed`: none, with turns side by side in a pass; `auto`: `tree`, or `packed` where a trial in the
+    run finds it faster; `none`: one turn per forward pass, with the model's own attention, for every model that
     transformers supports."""
     verify_merge: int = Field(default=0, ge=0)
     """Interval in steps at which a step is also computed without merging; the run stops with a

@@ -187,6 +187,16 @@ def next_token_example(example: Example, reply: Sequence[int]) -> Example:
     return Example(example.id, (asked,))
 
 
+def sft_group(examples: Sequence[Example]) -> SelectedGroup:
+    """Return examples as one group, whose conversations may share prefixes."""
+    return SelectedGroup(
+        task_id="sft",
+        record_ids=tuple(example.id for example in examples),
+        scores=(),
+        turns=tuple(turn for example in examples for turn in example.turns),
+    )
+
+
 def sft_batch(
     examples: Sequence[Example],
     *,
@@ -204,14 +214,8 @@ def sft_batch(
         by_token: average over all tokens; otherwise over the means of the examples.
         merge: prefix sharing in the forward pass.
     """
-    group = SelectedGroup(
-        task_id="sft",
-        record_ids=tuple(example.id for example in examples),
-        scores=(),
-        turns=tuple(turn for example in examples for turn in example.turns),
-    )
     return build_step(
-        [group],
+        [sft_group(examples)],
         policy_version=0,
         token_budget=token_budget,
         reduction="token_mean" if by_token else "sequence_mean",

@@ -17,6 +17,8 @@ from transformers import PretrainedConfig
 from agentrl.config.sections import DataSection, RootConfig, RunSection
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.config.validation.fine_tuning import with_fine_tuning_defaults
+from agentrl.data import StepBatch
+from agentrl.data.rows import Merge
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import num_positions
@@ -29,6 +31,7 @@ from agentrl.plugins.sft.curriculum import (
     next_token_example,
     record_examples,
     sft_batch,
+    sft_group,
 )
 from agentrl.plugins.sft.learned import summed_up, suspicions
 from agentrl.renderers.renderer import Renderer
@@ -38,6 +41,7 @@ from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.checkpoint import Checkpoint, CheckpointSaver, checkpoint_to_resume
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.merge_choice import MergeChoice
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, learner_figures
 from agentrl.trainer.metrics.metrics_file import append_eval_loss
@@ -166,6 +170,7 @@ class _SftLoop:
         self._group = session.group
         self._history = session.history
         self._trainer = session.trainer
+        self._merge = MergeChoice(session.trainer, session.group, session.history)
         self._curriculum = curriculum
         self._examples = examples
         self._held_out = held_out
@@ -209,18 +214,22 @@ class _SftLoop:
     async def _step(self, step: int) -> None:
         members = self._curriculum.members(step)
         examples = [self._examples[index] for index in members]
-        batch = await asyncio.to_thread(
-            sft_batch,
-            examples,
-            token_budget=self._trainer.max_tokens,
-            num_ranks=self._group.dp_size,
-            by_token=self._by_token,
-            merge=self._trainer.merge,
-        )
+        seconds: dict[str, float] = {}
+
+        def build(merge: Merge) -> StepBatch:
+            return sft_batch(
+                examples,
+                token_budget=self._trainer.max_tokens,
+                num_ranks=self._group.dp_size,
+                by_token=self._by_token,
+                merge=merge,
+            )
+
+        batch = await asyncio.to_thread(build, self._merge.first)
+        batch = await self._merge.chosen(batch, [sft_group(examples)], build, seconds)
         await self._group.forward_backward(batch.micro_batches)
         outcome = await self._group.optim_step()
         check_finite(self._history, step, outcome, self._session.output_path)
-        seconds: dict[str, float] = {}
         for phase, spent in outcome.seconds.items():
             self._history.add_seconds(phase, spent, seconds)
         stats = batch.stats
@@ -234,6 +243,7 @@ class _SftLoop:
             num_output_tokens=stats.num_targets,
             num_trained_tokens=stats.num_targets if is_applied else 0,
             seconds=seconds,
+            merge_seconds=self._merge.timed,
             **learner_figures(outcome, stats, num_ranks=self._group.num_ranks),
         )
         self._history.steps.append(metrics)
@@ -251,7 +261,7 @@ class _SftLoop:
             self._held_out,
             token_budget=self._trainer.max_tokens,
             num_ranks=self._group.dp_size,
-            merge=self._trainer.merge,
+            merge=self._merge.first,
         )
         loss = await self._group.evaluate(batch.micro_batches)
         step = self._history.last_step

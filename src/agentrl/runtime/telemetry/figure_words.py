@@ -187,6 +187,19 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "Mean absolute difference between the trainer's and the sampler's logprob of a token.",
         f"Below 0.05 at staleness 0. {_TWO_ENGINES}",
     ),
+    "merge": FigureWords(
+        "Shared prefixes",
+        "way",
+        "What was computed once: prefixes of the whole group (tree), of a rollout (linear), or none "
+        "(packed, none).",
+        "`tree` unless few tokens are shared; `--merge auto` then takes what it measured as faster.",
+    ),
+    "merge_seconds": FigureWords(
+        "Time with and without merging",
+        "s by way",
+        "Time of a part of the step, merged and unmerged, in the step that measured it.",
+        "Once in a run whose turns share little; the faster way is used from then on.",
+    ),
     "merge_tokens": FigureWords(
         "Tokens saved by merging",
         "factor",

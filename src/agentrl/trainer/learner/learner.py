@@ -41,6 +41,7 @@ from agentrl.models.checkpoint_export import TEMPLATE_FILE, read_tokenizer_files
 from agentrl.models.flops import peak_tflops
 from agentrl.models.lora import adapter_tensors, has_adapter, save_adapter
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
+from agentrl.trainer.learner.merge_timing import packing_seconds
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import Passes, PassOutcome, WholePasses
 from agentrl.trainer.learner.rank_models import RankModels
@@ -231,24 +232,43 @@ class Learner:
             merged: the micro-batches of the step.
             separate: the same turns, unmerged.
         """
-        algorithm = self._settings.algorithm
-        if algorithm is not None and self._precision.is_mixed:
-            # In bfloat16, rounding moves ratios across clip bounds, which would be reported as an
-            # error of merging. REINFORCE has no bounds.
-            algorithm = algorithm.model_copy(
-                update={"loss_calculator": "REINFORCE", "loss_args": None}
-            )
+        # In bfloat16, rounding moves ratios across clip bounds, which would be reported as an error of
+        # merging. REINFORCE has no bounds.
+        algorithm = _reinforce(self._settings.algorithm)
+        if not self._precision.is_mixed:
+            algorithm = self._settings.algorithm
         return check_merge(
             self._policy,
             merged,
             separate,
-            accumulate=lambda batches: sum(
-                outcome.loss for _, outcome in self._passes.forward_backward(batches, algorithm)
-            ),
+            accumulate=lambda batches: self._accumulate(batches, algorithm),
             tolerance=STEP_TOLERANCE[self._precision.compute],
             ranks=self._ranks,
             stages=self._stages,
         )
+
+    def time_packings(self, *packings: Sequence[MicroBatch]) -> list[float]:
+        """Return the seconds that each packing takes on the slowest rank (collective).
+
+        Gradients and random states stay as they are.
+
+        Args:
+            packings: this rank's micro-batches of each.
+        """
+        # A loss of the user's may count its calls.
+        algorithm = _reinforce(self._settings.algorithm)
+        return packing_seconds(
+            self._policy,
+            packings,
+            accumulate=lambda batches: self._accumulate(batches, algorithm),
+            ranks=self._ranks,
+        )
+
+    def _accumulate(
+        self, batches: Sequence[MicroBatch], algorithm: AlgorithmSection | None
+    ) -> float:
+        """Add the gradients of micro-batches, and return this rank's loss."""
+        return sum(outcome.loss for _, outcome in self._passes.forward_backward(batches, algorithm))
 
     def export(self, path: Path) -> None:
         """Write the weights as a Hugging Face directory on rank 0; see `export_dtype`.
@@ -414,6 +434,13 @@ class _Gathered:
                 outcome.masked,
             )
         )
+
+
+def _reinforce(algorithm: AlgorithmSection | None) -> AlgorithmSection | None:
+    """Return the settings with a loss that is linear in the logprobs; None is linear already."""
+    if algorithm is None:
+        return None
+    return algorithm.model_copy(update={"loss_calculator": "REINFORCE", "loss_args": None})
 
 
 def _summed(parts: Iterable[Counter[str]]) -> Counter[str]:

@@ -132,8 +132,9 @@ class TreesCheck:
 
     max_relative_gradient_error: float
     by_packing: dict[str, float]
-    """Largest error of whole trees (`tree`), records merged separately (`linear`), trees cut
-    into bins with repeated prefixes (`bins`), and trees in chunks (`chunks`)."""
+    """Largest error of whole trees (`tree`), records merged separately (`linear`), turns side by side
+    in a row (`packed`), trees cut into bins with repeated prefixes (`bins`), and trees in chunks
+    (`chunks`)."""
     trees: int
     tokens_separate: int
     tokens_merged: int
@@ -199,6 +200,7 @@ def packing_errors(
     packings: dict[str, tuple[Merge, int]] = {
         "tree": ("tree", 10**9),
         "linear": ("linear", 10**9),
+        "packed": ("packed", 10**9),
         "bins": ("tree", longest),
         "chunks": ("tree", max(1, longest // 3)),
     }

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.data.rows import Merge
 from agentrl.evaluation.eval_scores import EvalMetrics
 
 
@@ -62,6 +63,10 @@ class StepMetrics(BaseModel):
     """Means over the target tokens of the figures that the user's own loss returned."""
     logprob_gap: float | None = None
     """Mean |policy - behavior| logprob of the target tokens."""
+    merge: Merge | None = None
+    """Which prefixes the rows shared; releases before 0.3 did not note it."""
+    merge_seconds: dict[str, float] = Field(default_factory=dict)
+    """Seconds of a part of the step, `merged` and `unmerged`, if `--merge auto` timed them in it."""
     merge_tokens: float | None = None
     """Tokens of separate rows over those that went through the model."""
     merge_rollouts: float | None = None
@@ -135,6 +140,8 @@ class History(BaseModel):
     """Groups that were trained on or dropped by the steps so far."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """Wall time by phase over all processes that worked on this run, `total` included."""
+    merge_seconds: dict[str, float] = Field(default_factory=dict)
+    """Those of the step that timed them; later steps, also of a resumed run, follow them."""
     consecutive_skips: int = 0
     eval_losses: dict[int, float] = Field(default_factory=dict)
     """Step -> loss on held-out conversations (supervised fine-tuning)."""

@@ -30,6 +30,7 @@ def learner_figures(outcome: StepOutcome, stats: StepStats, *, num_ranks: int) -
         "learning_rate": outcome.learning_rate,
         "entropy": finite(outcome.entropy),
         "skipped": outcome.skipped,
+        "merge": stats.merge,
         "num_forward_tokens": stats.tokens_packed,
         "num_flat_tokens": stats.tokens_flat,
         "time": time.time(),

@@ -32,7 +32,9 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup, ending_ranks_on_error, learners, run_on_ranks
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.merge_choice import way_to_start
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
 from agentrl.trainer.metrics.metrics_file import recorded_steps
@@ -137,6 +139,7 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
                     seed=trained.run.seed,
                     reference_path=reference_path(trained.model, trained.algorithm),
                 )
+                settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
                 state_path = None if checkpoint is None else checkpoint.state_path
             group = await stack.enter_async_context(learners(ranks, settings, state_path))
             replayed: list[ReplayedStep] = []
@@ -209,7 +212,7 @@ async def _replay_step(
         config.algorithm,
         policy_version=step - 1,
         token_budget=config.trainer.max_tokens,
-        merge=config.trainer.merge,
+        merge=recorded.merge or way_to_start(config.trainer),
         num_ranks=group.dp_size,
         attention_cost=group.attention_cost,
     )

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.merge_trial import with_exact_merge
+from agentrl.trainer.merge_choice import MergeChoice
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite
 from agentrl.trainer.metrics.reporting import write_merge_report
@@ -193,6 +195,7 @@ class TrainingRun:
         self._history = session.history
         self._config = config
         self._trainer = config.trainer
+        self._merge = MergeChoice(session.trainer, session.group, session.history)
         self.store = run.store
         """The run's database."""
         self._consumer = config.trainer.consumer
@@ -284,8 +287,10 @@ class TrainingRun:
         """
         self._phase.enter("training")
         with self._history.timed("prepare", self._seconds):
-            batch = await asyncio.to_thread(self._build_batch, groups, self._trainer.merge)
+            build = partial(self._build_batch, groups)
+            batch = await asyncio.to_thread(build, self._merge.first)
         await self._versions.acquire_device(self._seconds)
+        batch = await self._merge.chosen(batch, groups.groups, build, self._seconds)
         self._merge_error = None
         if self._trainer.verify_merge and groups.step % self._trainer.verify_merge == 0:
             with self._history.timed("verify", self._seconds):
@@ -387,6 +392,7 @@ class TrainingRun:
             num_ranks=self._group.num_ranks,
             seconds=self._seconds,
             merge_error=self._merge_error,
+            merge_seconds=self._merge.timed,
         )
         check_finite(self._history, groups.step, outcome, self.output_path)
         self._history.steps.append(self._metrics)
