@@ -34,6 +34,8 @@ SETTINGS: dict[str, object] = {
     "save_steps": 1,
     "save_total_limit": 9,
     "trainer_threads": 1,
+    # What is faster may differ between the runs that are compared.
+    "merge": "tree",
 }
 
 

@@ -34,6 +34,8 @@ def make_config(tmp_path: Path, mongo_uri: str, model_path: Path) -> MakeConfig:
             "trainer_threads": "1",
             "torch_dtype": "float32",
             "max_staleness": "100",
+            # Runs are compared bit by bit, and what is faster may change from one to the other.
+            "merge": "tree",
         }
         given = values | flags  # None takes a default back
         return build_config({name: str(v) for name, v in given.items() if v is not None})

@@ -19,8 +19,8 @@ from agentrl.trainer.metrics.history import History
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_SAVED = 3.0
-"""Ratio of unmerged to merged tokens from which trees are used untimed."""
+ENOUGH_SAVED = 4.0
+"""Ratio of unmerged to merged tokens from which trees are used untimed; see docs/performance.md."""
 _MARGIN = 1.05
 """Ratio of seconds below which the difference may be noise, and trees are kept."""
 
@@ -75,7 +75,8 @@ class MergeChoice:
         self._max_tokens = trainer.max_tokens
         self._group = group
         self._history = history
-        self._is_open = trainer.merge == "auto"
+        # Two runs may measure differently, and the two ways round differently.
+        self._is_open = trainer.merge == "auto" and not trainer.full_determinism
         self.first = way_to_start(trainer)
         """The way without timing."""
         self.timed: dict[str, float] = {}

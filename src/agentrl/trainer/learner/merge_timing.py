@@ -45,8 +45,9 @@ def packing_seconds(
                 accumulate(batches)
                 if devices:
                     torch.cuda.synchronize(ranks.device)
-                if number:
-                    fastest[index] = min(fastest[index], clock() - started)
+                spent = clock() - started
+                if number:  # the first warms up
+                    fastest[index] = min(fastest[index], spent)
     for parameter, gradient in kept:
         parameter.grad = gradient
     return [max(seconds) for seconds in zip(*ranks.gather_all(fastest), strict=True)]
