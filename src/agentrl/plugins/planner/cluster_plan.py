@@ -283,10 +283,12 @@ class ClusterPlan:
         rank, cluster = self.rank, self.cluster
         if rank.peak > self._device_bytes:
             yield self.rank_words
-        if cluster.gpu is not None and rank.host * self._ranks_per_host > cluster.host_bytes:
+        # The memory into which rank 0 exports is page-locked, and stays with it.
+        kept = rank.host * self._ranks_per_host + self._published_bytes
+        if cluster.gpu is not None and kept > cluster.host_bytes:
             yield (
-                f"{self._ranks_per_host} rank(s) keep {_gb(rank.host * self._ranks_per_host)} in "
-                f"host memory, and the machine has {_gb(cluster.host_bytes)}"
+                f"{self._ranks_per_host} rank(s) keep {_gb(kept)} in host memory, exported weights "
+                f"included, and the machine has {_gb(cluster.host_bytes)}"
             )
         if self.served.cache(self.longest) > self.servers.cache_bytes:
             yield (

@@ -91,6 +91,18 @@ def test_what_does_not_fit_comes_with_what_would(imagined: Imagined) -> None:
     )
 
 
+def test_exported_weights_take_host_memory_besides_offloaded_state(
+    imagined: Imagined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imagined, "rank", lambda _: replace(RANK, peak=30 * GB, host=48 * GB))
+    exported = 2 * RANK.num_parameters
+    assert plan(replace(H100, host_bytes=48 * GB + exported)).problems == ()
+    assert plan(replace(H100, host_bytes=48 * GB + exported - 1)).problems == (
+        "1 rank(s) keep 56.0 GB in host memory, exported weights included, and the machine has "
+        "56.0 GB",
+    )
+
+
 def test_more_ranks_are_offered_where_no_shorter_row_helps(imagined: Imagined) -> None:
     small = replace(H100, gpu=named_gpu("L40S"))
     found = plan(small)
