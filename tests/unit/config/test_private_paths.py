@@ -83,8 +83,10 @@ def written_by_a_tool(files: dict[str, Path], *flags: str) -> set[str]:
     folders |= {name or "root": root / name for name in names}
     folders["work/data/more"].mkdir()
     tools = tools_of(parse_flags(["--run_name", "mine", *flags]))
-    bounds = {"hidden": tools.hidden_paths, "writable": tools.writable_paths}
-    written = printed_by(Confinement(scratch=scratch, **bounds), WRITE, *folders.values())
+    confinement = Confinement(
+        scratch=scratch, hidden=tools.hidden_paths, writable=tools.writable_paths
+    )
+    written = printed_by(confinement, WRITE, *folders.values())
     there = {name for name, folder in folders.items() if (folder / "left").exists()}
     assert {name for name, folder in folders.items() if str(folder) in written} == there
     return there

@@ -277,6 +277,7 @@ async def test_a_branch_of_several_agents_is_closed(
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
     async def ask_both(_: MCPTask, endpoint: AgentEndpoint) -> str:
+        said = ""
         async with client_of(endpoint) as client:
             for seat in ("left", "right"):
                 reply = await client.chat.completions.create(
@@ -284,7 +285,8 @@ async def test_a_branch_of_several_agents_is_closed(
                     messages=[{"role": "user", "content": f"You play {seat}."}],
                     extra_headers={"X-AgentRL-Seat": seat},
                 )
-        return str(reply.choices[0].message.content)
+                said = str(reply.choices[0].message.content)
+        return said
 
     task = MCPTask(id=GROUP, num_generations=2, query="Play.", answer="0")
     with serve_script(renderer, fresh_moves()) as engine:
