@@ -17,6 +17,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_SECONDS = 5.0
@@ -29,7 +30,7 @@ _OPERATIONS_PER_CHECK = 64
 _VALUE_CHARS = 64
 """Assumed length of a number, and of the punctuation around a value."""
 _ITEM_CHARS = 8
-"""Bytes of a list's reference to an item, which count as characters, and a text's quotes in one."""
+"""Bytes of a list's reference to an item, which count as characters."""
 _WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(?:\d{5}|\*)|:[^{}]*(?:\d{5}|\{)")
 _UNBOUNDED = frozenset({"encode", "expandtabs", "to_bytes", "translate"})
 """Methods that chat templates do not need, and whose results may be of any size."""
@@ -44,6 +45,7 @@ _TEXT_FILTERS = frozenset(
         *("truncate", "upper", "urlencode"),
     }
 )
+_ITERABLES = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
 _PLAIN = (str, int, float, list, tuple, dict)
 
 
@@ -55,10 +57,7 @@ class _Allowance(threading.local):
     """What the rendering in this thread may still spend; unlimited outside of one."""
 
     num_chars: float = float("inf")
-    num_seconds: float = float("inf")
-    ends_at: float | None = None
-    """On the thread's clock, once that was read. Few renderings last until then, and reading it is a
-    system call."""
+    ends_at: float = float("inf")
     num_operations = 0
 
 
@@ -69,7 +68,7 @@ _allowance = _Allowance()
 def limited_rendering() -> Iterator[None]:
     """Limit what templates of a `BoundedEnvironment` spend in the block, which cannot be nested."""
     _allowance.num_chars = MAX_CHARS
-    _allowance.num_seconds = MAX_SECONDS
+    _allowance.ends_at = time.thread_time() + MAX_SECONDS
     try:
         yield
     finally:
@@ -158,12 +157,8 @@ def _iterate(_: Context, num_chars: int) -> None:
 
 def _count_operation() -> None:
     _allowance.num_operations += 1
-    if _allowance.num_operations % _OPERATIONS_PER_CHECK:
-        return
-    now = time.thread_time()
-    if _allowance.ends_at is None:
-        _allowance.ends_at = now + _allowance.num_seconds
-    if now > _allowance.ends_at:
+    is_checked = _allowance.num_operations % _OPERATIONS_PER_CHECK == 0
+    if is_checked and time.thread_time() > _allowance.ends_at:
         raise _TemplateTooCostly(f"it takes more than {MAX_SECONDS:g} s of processor time")
 
 
@@ -176,28 +171,26 @@ def _pay(num_chars: float) -> None:
 
 def _paid(value: Any) -> Any:
     """Pay for the text of a value, and return it."""
-    _pay(_written_size(value))
+    _pay(len(value) if isinstance(value, str) else _written_size(value))
     return value
 
 
 def _written_size(value: Any) -> int:
     """Return how long a value is as text at most, or some size that exceeds the allowance."""
-    if isinstance(value, str):
-        return len(value)
-    affordable, size, open_ = _allowance.num_chars, 0, [value]
+    # Each turn's prompts write the tools: the inner loop is kept short.
+    affordable, size, open_ = _allowance.num_chars, 0, [(value,)]
     while open_ and size <= affordable:
-        item = open_.pop()
-        if isinstance(item, str):
-            size += len(item) + _ITEM_CHARS
-            continue
-        size += _VALUE_CHARS
-        if isinstance(item, dict):
-            open_ += item
-            open_ += item.values()
-        elif isinstance(item, list | tuple):
-            open_ += item
-        elif isinstance(item, Mapping):
-            open_.append(dict(item))
+        for item in open_.pop():
+            if isinstance(item, str):
+                size += _ITEM_CHARS + len(item)
+                continue
+            size += _VALUE_CHARS
+            if isinstance(item, dict):
+                open_ += item, item.values()
+            elif isinstance(item, _ITERABLES):
+                open_.append(item)
+            elif isinstance(item, Namespace):
+                open_.append((vars(item)["_Namespace__attrs"],))
     return size
 
 
@@ -219,9 +212,8 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name in _TEXT_FILTERS:
             if isinstance(value, Iterator):
                 value = list(value)
-            size = _written_size(value)
-            _pay(size)
-            _pay(_filter_size(name, value, size, given))
+            _paid(value)
+            _pay(_filter_size(name, value, given))
         if name in ("batch", "slice"):
             _check_numbers(given)
         result = function(*leading, value, *rest, **kwargs)
@@ -230,14 +222,15 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
-def _filter_size(name: str, value: Any, size: int, args: tuple[Any, ...]) -> float:
-    """Return how much longer than its value, with its `_written_size`, a filter's result can be."""
+def _filter_size(name: str, value: Any, args: tuple[Any, ...]) -> float:
+    """Return how much longer than its value the result of a filter is at most."""
     if name in ("center", "indent", "tojson", "truncate"):
         _check_numbers(args)
     if name == "join":
         return _longest(args) * _length(value)
     if name == "tojson":  # it begins a line for each item
-        return _longest(args) * (size // _VALUE_CHARS)
+        width = _longest(args)
+        return width * (_written_size(value) // _ITEM_CHARS) if width else 0
     if name == "indent":
         return _longest(args) * (str(value).count("\n") + 1)
     return _method_size(name, value, args) if isinstance(value, str) else 0
@@ -252,8 +245,8 @@ def _method_size(name: str, text: str, args: tuple[Any, ...]) -> float:
     if name in _FORMATTING:
         if _WIDE_FIELD.search(text):
             raise _TemplateTooCostly("it formats a field that is too wide")
-        _paid(args)
-        return len(text)
+        num_fields = text.count("%") + text.count("{")  # each may write every value
+        return len(text) + num_fields * _written_size(args)
     if name == "join":
         _paid(args)
         return len(text) * sum(map(_length, args))

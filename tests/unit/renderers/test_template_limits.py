@@ -39,6 +39,11 @@ LARGE = [
     DOUBLED + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
     DOUBLED + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x|tojson }}",
     DOUBLED + "{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x|string|length }}",
+    DOUBLED + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ {'a': ns.x}.values() }}",
+    DOUBLED + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns }}",
+    "{{ [[''] * 10**6] * 10**6 }}",
+    "{{ ('{0}' * 10**4).format('a' * 10**6) }}",
+    "{{ '%(a)s' * 10**4 % {'a': 'a' * 10**6} }}",
     DOUBLED + "{% set ns.x = ns.x + [1] if a else [] %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set x = [''] * 10**6 %}{% set y = [x] * 10**4 %}{{ y }}",
     "{% set ns = namespace(x=[]) %}{% set t = 'a' * 10**7 %}{% for a in range(99999) %}"
