@@ -6,6 +6,7 @@ the hub and are untrusted: they run in Jinja's immutable sandbox, see only plain
 have limits of time and memory (`template_limits`).
 """
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,7 +16,7 @@ import jinja2
 from jinja2 import ext, meta, nodes, parser
 
 from agentrl.errors import ConfigError, RenderError
-from agentrl.renderers.template_limits import BoundedEnvironment, limited_rendering
+from agentrl.renderers.template_limits import BoundedEnvironment, limited_rendering, written_size
 from agentrl.schema import Message
 
 
@@ -86,6 +87,7 @@ class ChatTemplate:
         self.source = source
         """The template's source, unchanged."""
         self._variables = dict(variables)
+        self._measured: tuple[list[Mapping[str, Any]], list[int]] = ([], [])
 
     def variables(self) -> frozenset[str]:
         """Return the names of the variables that the template reads."""
@@ -104,7 +106,7 @@ class ChatTemplate:
             RenderError: the template refuses the conversation, or exceeds its limits.
         """
         try:
-            with limited_rendering():
+            with limited_rendering(self._sizes(list(tools))):
                 return self._template.render(
                     **self._variables,
                     messages=list(messages),
@@ -122,3 +124,11 @@ class ChatTemplate:
             ValueError,
         ) as error:
             raise RenderError(f"the chat template refuses the conversation: {error}") from error
+
+    def _sizes(self, tools: list[Mapping[str, Any]]) -> dict[int, int]:
+        """Return the sizes of tools by id; cached, because prompts rarely change the tools."""
+        known, sizes = self._measured
+        if known != tools:
+            sizes = list(map(written_size, tools))
+            self._measured = copy.deepcopy(tools), sizes
+        return dict(zip(map(id, tools), sizes, strict=True))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -59,14 +60,21 @@ class _Allowance(threading.local):
     num_chars: float = float("inf")
     ends_at: float = float("inf")
     num_operations = 0
+    sizes: Mapping[int, int] = MappingProxyType({})
+    """`written_size` of values that are known, by their id."""
 
 
 _allowance = _Allowance()
 
 
 @contextmanager
-def limited_rendering() -> Iterator[None]:
-    """Limit what templates of a `BoundedEnvironment` spend in the block, which cannot be nested."""
+def limited_rendering(sizes: Mapping[int, int] = MappingProxyType({})) -> Iterator[None]:
+    """Limit what templates of a `BoundedEnvironment` spend in the block, which cannot be nested.
+
+    Args:
+        sizes: `written_size` of values that templates write often, by their `id`.
+    """
+    _allowance.sizes = sizes
     _allowance.num_chars = MAX_CHARS
     _allowance.ends_at = time.thread_time() + MAX_SECONDS
     try:
@@ -171,13 +179,15 @@ def _pay(num_chars: float) -> None:
 
 def _paid(value: Any) -> Any:
     """Pay for the text of a value, and return it."""
-    _pay(len(value) if isinstance(value, str) else _written_size(value))
+    if isinstance(value, str):
+        _pay(len(value))
+    else:
+        _pay(_allowance.sizes.get(id(value)) or written_size(value))
     return value
 
 
-def _written_size(value: Any) -> int:
+def written_size(value: Any) -> int:
     """Return how long a value is as text at most, or some size that exceeds the allowance."""
-    # Each turn's prompts write the tools: the inner loop is kept short.
     affordable, size, open_ = _allowance.num_chars, 0, [(value,)]
     while open_ and size <= affordable:
         for item in open_.pop():
@@ -230,7 +240,7 @@ def _filter_size(name: str, value: Any, args: tuple[Any, ...]) -> float:
         return _longest(args) * _length(value)
     if name == "tojson":  # it begins a line for each item
         width = _longest(args)
-        return width * (_written_size(value) // _ITEM_CHARS) if width else 0
+        return width * (written_size(value) // _ITEM_CHARS) if width else 0
     if name == "indent":
         return _longest(args) * (str(value).count("\n") + 1)
     return _method_size(name, value, args) if isinstance(value, str) else 0
@@ -246,7 +256,7 @@ def _method_size(name: str, text: str, args: tuple[Any, ...]) -> float:
         if _WIDE_FIELD.search(text):
             raise _TemplateTooCostly("it formats a field that is too wide")
         num_fields = text.count("%") + text.count("{")  # each may write every value
-        return len(text) + num_fields * _written_size(args)
+        return len(text) + num_fields * written_size(args)
     if name == "join":
         _paid(args)
         return len(text) * sum(map(_length, args))

@@ -106,6 +106,16 @@ def test_the_limits_are_those_of_one_rendering() -> None:
         assert len(template.render(MESSAGES, (), add_generation_prompt=True)) == 10**8
 
 
+def test_a_tool_that_changes_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "MAX_CHARS", 10_000)
+    template = ChatTemplate("{% for tool in tools %}{{ tool|tojson }}{% endfor %}", {})
+    tool = {"description": "short"}
+    assert template.render(MESSAGES, [tool], add_generation_prompt=True)
+    tool["description"] = "x" * 6_000
+    with pytest.raises(RenderError, match="more than 10,000 characters"):
+        template.render(MESSAGES, [tool], add_generation_prompt=True)
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
