@@ -58,7 +58,10 @@ class _Allowance(threading.local):
     """What the rendering in this thread may still spend; unlimited outside of one."""
 
     num_chars: float = float("inf")
-    ends_at: float = float("inf")
+    num_seconds: float = float("inf")
+    ends_at: float | None = None
+    """On the thread's clock, once that was read. Few renderings last until then, and reading it is a
+    system call."""
     num_operations = 0
     sizes: Mapping[int, int] = MappingProxyType({})
     """`written_size` of values that are known, by their id."""
@@ -76,7 +79,7 @@ def limited_rendering(sizes: Mapping[int, int] = MappingProxyType({})) -> Iterat
     """
     _allowance.sizes = sizes
     _allowance.num_chars = MAX_CHARS
-    _allowance.ends_at = time.thread_time() + MAX_SECONDS
+    _allowance.num_seconds = MAX_SECONDS
     try:
         yield
     finally:
@@ -165,8 +168,12 @@ def _iterate(_: Context, num_chars: int) -> None:
 
 def _count_operation() -> None:
     _allowance.num_operations += 1
-    is_checked = _allowance.num_operations % _OPERATIONS_PER_CHECK == 0
-    if is_checked and time.thread_time() > _allowance.ends_at:
+    if _allowance.num_operations % _OPERATIONS_PER_CHECK:
+        return
+    now = time.thread_time()
+    if _allowance.ends_at is None:
+        _allowance.ends_at = now + _allowance.num_seconds
+    if now > _allowance.ends_at:
         raise _TemplateTooCostly(f"it takes more than {MAX_SECONDS:g} s of processor time")
 
 
