@@ -58,9 +58,13 @@ def replayed(folder: Path, seed: int, steps: int) -> dict[str, list[dict[str, An
         for merge in MERGES:
             own = {"output_dir": folder / merge, "consumer": f"replay_{merge}", "merge": merge}
             agentrl("train", folder, run, **own, **following)
-            lines = (folder / merge / "metrics.jsonl").read_text().splitlines()
-            found[merge] = [json.loads(line) for line in lines]
+            found[merge] = step_metrics(folder / merge)
     return found
+
+
+def step_metrics(output: Path) -> list[dict[str, Any]]:
+    """Return the metrics of every step of a trainer."""
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
 def seconds(steps: list[dict[str, Any]]) -> float:
