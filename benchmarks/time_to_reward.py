@@ -1,6 +1,6 @@
 """Wall time to learn the demo: `agentrl run` against TRL's GRPO trainer with tools.
 
-    python benchmarks/time_to_reward.py                       # three seeds of each side, in alternation
+    python benchmarks/time_to_reward.py                       # six seeds of each side, in alternation
     python benchmarks/time_to_reward.py --only trl --seed 2   # one run more; the file keeps the others
     python benchmarks/time_to_reward.py --only trl --seed 1 --set learning_rate=0.0008   # a trial
 
@@ -12,7 +12,8 @@ least 0.8 and the weights answer at least 0.9 of the held-out questions (evaluat
 clock, the same way for both).
 
 `wall_ratio` is the mean of our seconds over the mean of TRL's, over the seeds that both have;
-`cpu_ratio` is the same for CPU seconds, which do not depend on other work on the machine. Both
+`cpu_ratio` is the same for CPU seconds, which depend less on other work on the machine, and
+`rollouts_ratio` for rollouts, which do not depend on it. Both
 sides may train a rollout twice; `rewards` are those of the steps with new rollouts. A run with
 `--set` is a trial: it is stored under `trials`, not under `runs`. Each side's settings are the best
 of its trials.
@@ -41,7 +42,7 @@ from transformers import Qwen3ForCausalLM
 from agentrl.inference.weight_sync.version_files import version_dir
 
 SIDES = ("ours", "trl")
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 3, 4, 5, 6)
 DEFAULTS = {"max_trained_count": 2, "dual_clip": 3}
 """Our best settings in addition to the demo's; those of the other side are in its script."""
 _POLL_SECONDS = 0.2
@@ -165,6 +166,7 @@ def ratios(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "wall_ratio": over("seconds"),
         "cpu_ratio": over("cpu_seconds"),
+        "rollouts_ratio": over("rollouts"),
         "seeds": shared,
         "all_reached": all(runs[side][seed]["reached"] for side in SIDES for seed in shared),
         "seconds": {
@@ -177,7 +179,7 @@ def main() -> None:
     """Run the requested seeds; write each result to the file at once."""
     flags = parser(__doc__, "time_to_reward")
     flags.add_argument("--only", choices=SIDES, help="run only one side")
-    flags.add_argument("--seed", type=int, action="append", help="1, 2 and 3 by default")
+    flags.add_argument("--seed", type=int, action="append", help="1 to 6 by default")
     flags.add_argument("--max_steps", type=int, default=80, help="give up after this many steps")
     flags.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE")
     flags.add_argument("--trl_python", default=sys.executable, help="Python interpreter with TRL")
