@@ -20,7 +20,7 @@ def test_merged_training_is_exact_on_random_trees(capsys: pytest.CaptureFixture[
     report = json.loads(capsys.readouterr().out)
     assert report["trees"] == 2
     assert report["max_relative_gradient_error"] <= 1e-12
-    assert set(report["by_packing"]) == {"tree", "linear", "bins", "chunks"}
+    assert set(report["by_packing"]) == {"tree", "linear", "packed", "bins", "chunks"}
     assert report["tokens_merged"] < report["tokens_separate"]
 
 

@@ -52,8 +52,9 @@ async def test_tools_beside_an_agent_are_noted(tmp_path: Path) -> None:
         "agent": f"{tmp_path}/own.py:play",
         "tool_server_command": command,
     }
-    (note,) = await check_inputs(load_config(given))
-    assert note.startswith("the agent uses its own tools")
+    unused, bounds = await check_inputs(load_config(given))
+    assert unused.startswith("the agent uses its own tools")
+    assert bounds.startswith("programs of tools")
 
 
 SERVERS = {
