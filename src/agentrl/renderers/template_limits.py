@@ -8,7 +8,7 @@ pays for its size in advance. Ordinary operations take about a microsecond longe
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from types import MappingProxyType
@@ -46,7 +46,7 @@ _TEXT_FILTERS = frozenset(
         *("truncate", "upper", "urlencode"),
     }
 )
-_ITERABLES = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
+_ITERABLES: tuple[type, ...] = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
 _PLAIN = (str, int, float, list, tuple, dict)
 
 
@@ -195,7 +195,8 @@ def _paid(value: Any) -> Any:
 
 def written_size(value: Any) -> int:
     """Return how long a value is as text at most, or some size that exceeds the allowance."""
-    affordable, size, open_ = _allowance.num_chars, 0, [(value,)]
+    affordable, size = _allowance.num_chars, 0
+    open_: list[Iterable[Any]] = [(value,)]
     while open_ and size <= affordable:
         for item in open_.pop():
             if isinstance(item, str):
