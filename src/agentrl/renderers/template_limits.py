@@ -46,7 +46,13 @@ _TEXT_FILTERS = frozenset(
         *("truncate", "upper", "urlencode"),
     }
 )
-_ITERABLES: tuple[type, ...] = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
+_ITERABLES: tuple[type[Iterable[Any]], ...] = (
+    list,
+    tuple,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
 _PLAIN = (str, int, float, list, tuple, dict)
 
 
