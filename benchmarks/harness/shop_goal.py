@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from examples.shop.episodes import MAX_TURNS, Asked, Codec, play
-from examples.shop.questions import make_catalogue, split_questions
+from examples.shop.episodes import MAX_TURNS, Codec, play
+from examples.shop.questions import Asked, make_catalogue, split_questions
 from examples.shop.server import Catalogue, load_catalogue
 
 DEMO = Path(__file__).resolve().parents[2] / "assets/demo"

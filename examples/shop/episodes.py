@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.data.tokens import TurnTokens
 from examples.shop.demonstrations import FLAWLESS, TOOL_SCHEMAS, Call, Habits, solve
-from examples.shop.questions import Question
+from examples.shop.questions import Asked, Question
 from examples.shop.server import Catalogue, ToolInputError, call_tool
 from examples.shop.tokenizer import END_OF_TEXT, TURN_END
 
@@ -30,17 +30,6 @@ MAX_TURNS = 5
 MAX_TURN_TOKENS = 32
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-
-
-class Asked(Protocol):
-    """A question that a catalogue answers."""
-
-    @property
-    def text(self) -> str:
-        """The question as the user asks it."""
-
-    def answer(self, catalogue: Catalogue) -> str:
-        """Answer the question by making the calls that it requires."""
 
 
 @dataclass

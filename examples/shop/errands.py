@@ -6,16 +6,15 @@ The demonstrations of its warm start follow habits: one wording of each errand i
 understood, the other is often misread. `scripts/make_demo_model.py --errands` writes everything again.
 """
 
-import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from examples.shop.demonstrations import OTHER_LOOKUP, Call, misread
 from examples.shop.episodes import Codec, Episode, demonstrated
-from examples.shop.questions import FEWEST, ITEMS, MOST, make_catalogue
+from examples.shop.questions import FEWEST, ITEMS, MOST, make_catalogue, write_questions
 from examples.shop.server import Catalogue, call_tool
 
 NUM_TRAIN, NUM_EVAL = 2000, 100
@@ -88,6 +87,11 @@ class ErrandQuestion:
         ]
         return self.subject.opening.format(item=self.item) + ", ".join(parts) + "?"
 
+    @property
+    def tag(self) -> str:
+        """What the question is like: its length."""
+        return f"{len(self.errands)} errands"
+
     def answer(self, catalogue: Catalogue) -> str:
         """Answer the question by making the calls that it requires."""
         operations = [one.operation for one in self.errands]
@@ -150,21 +154,6 @@ def demonstrate_errands(codec: Codec, question: ErrandQuestion, draw: random.Ran
     return demonstrated(codec, question, calls, calls[-1].result)
 
 
-def errand_rows(
-    catalogue: Catalogue, questions: Sequence[ErrandQuestion], prefix: str
-) -> Iterator[dict[str, str]]:
-    """Yield questions as rows of a dataset with ids `{prefix}-0000`, ...; the tag is their length."""
-    for number, question in enumerate(questions):
-        yield {
-            "id": f"{prefix}-{number:04d}",
-            "query": question.text,
-            "answer": question.answer(catalogue),
-            "scorer": "exact",
-            "answer_schema": "answer",
-            "tag": f"{len(question.errands)} errands",
-        }
-
-
 def _calls(
     catalogue: Catalogue, question: ErrandQuestion, lookup: str, operations: Sequence[str]
 ) -> list[Call]:
@@ -179,10 +168,6 @@ def _calls(
 
 def write_errands(folder: Path) -> None:
     """Write both question files into a folder."""
-    catalogue = make_catalogue(0)
-    for name, questions in zip(
-        ("train", "eval"), split_errands(0, NUM_TRAIN, NUM_EVAL), strict=True
-    ):
-        rows = errand_rows(catalogue, questions, f"errands-{name}")
-        text = "".join(f"{json.dumps(row)}\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    train, evaluation = split_errands(0, NUM_TRAIN, NUM_EVAL)
+    for name, questions in (("train", train), ("eval", evaluation)):
+        write_questions(folder / f"{name}.jsonl", make_catalogue(0), questions, f"errands-{name}")

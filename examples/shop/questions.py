@@ -6,9 +6,10 @@ Answers are computed by running the correct calls.
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from examples.shop.server import Catalogue, call_tool
 
@@ -49,6 +50,21 @@ HELD_OUT_SHARE = 0.1
 """Share of (kind, item) combinations that only the evaluation asks about."""
 
 
+class Asked(Protocol):
+    """A question that a catalogue answers."""
+
+    @property
+    def text(self) -> str:
+        """The question as the user asks it."""
+
+    @property
+    def tag(self) -> str:
+        """What the question is like."""
+
+    def answer(self, catalogue: Catalogue) -> str:
+        """Answer the question by making the calls that it requires."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A question, with the values in its text."""
@@ -63,6 +79,11 @@ class Question:
     def text(self) -> str:
         """The question as the user asks it."""
         return self.kind.phrasings[self.wording].format(item=self.item, n=self.n)
+
+    @property
+    def tag(self) -> str:
+        """What the question is like: its kind."""
+        return self.kind.name
 
     def answer(self, catalogue: Catalogue) -> str:
         """Answer the question by making the calls that it requires."""
@@ -112,7 +133,7 @@ def split_questions(
 
 
 def write_questions(
-    path: Path, catalogue: Catalogue, questions: list[Question], prefix: str
+    path: Path, catalogue: Catalogue, questions: Sequence[Asked], prefix: str
 ) -> None:
     """Write questions as JSONL dataset lines with ids `{prefix}-0000`, ..."""
     lines = [
@@ -123,7 +144,7 @@ def write_questions(
                 "answer": question.answer(catalogue),
                 "scorer": "exact",
                 "answer_schema": "answer",
-                "tag": question.kind.name,
+                "tag": question.tag,
             }
         )
         for number, question in enumerate(questions)
