@@ -59,13 +59,15 @@ class GRPO:
     knobs: dict[str, Any] = {}
     low, high = 0.8, 1.3
     dual: float | None = None
+    proximal = MU
+    """Log probabilities that the ratio divides by."""
 
     def fixed(self, _t: int) -> float:
         """What the stop-gradients hold, from the point at which the gradient is taken."""
         return 1.0
 
     def ratio(self, log_pi: float, t: int) -> float:
-        return math.exp(log_pi - MU[t])
+        return math.exp(log_pi - self.proximal[t])
 
     def loss(self, log_pi: float, t: int, _fixed: float) -> float:
         return -clipped_objective(
@@ -106,7 +108,8 @@ class GSPO(GRPO):
     knobs = {"kind": "GSPO"}
 
     def fixed(self, t: int) -> float:
-        logs = [PI[k] - MU[k] for k in range(NUM_TARGETS) if TURN_OF[k] == TURN_OF[t]]
+        mates = [k for k in range(NUM_TARGETS) if TURN_OF[k] == TURN_OF[t]]
+        logs = [PI[k] - self.proximal[k] for k in mates]
         return math.exp(sum(logs) / len(logs))
 
     def loss(self, log_pi: float, t: int, fixed: float) -> float:
@@ -119,7 +122,7 @@ class CISPO(GRPO):
     high = 1.25
 
     def fixed(self, t: int) -> float:
-        return min(math.exp(PI[t] - MU[t]), self.high)
+        return min(self.ratio(PI[t], t), self.high)
 
     def loss(self, log_pi: float, t: int, fixed: float) -> float:
         return -fixed * float(ADVANTAGES[t]) * log_pi
@@ -236,15 +239,23 @@ def test_the_targets_reach_every_branch_of_the_references() -> None:
     assert dropped["PaperMINIRL"] > dropped["Decayed"] > 0
 
 
+@pytest.mark.parametrize("ratio", [GRPO, GSPO, CISPO])
 @pytest.mark.parametrize("proximal", ["recompute", "loglinear"])
 @pytest.mark.parametrize("kind", ["full", "tis", "icepop", "mis"])
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_mean"])
 @pytest.mark.parametrize("veto", [None, 0.62])
 def test_decoupled_objectives_are_those_of_the_reference(
-    proximal: ProximalKind, kind: CorrectionKind, level: CorrectionLevel, veto: float | None
+    ratio: type[GRPO],
+    proximal: ProximalKind,
+    kind: CorrectionKind,
+    level: CorrectionLevel,
+    veto: float | None,
 ) -> None:
-    """rho * min(r A, clip(r) A) with r = pi / pi_p and rho = pi_p / mu, bounded or masked."""
-    prox = PI if proximal == "recompute" else MU + STALENESS / (STALENESS + 1.0) * (PI - MU)
+    """The loss with r = pi / pi_p, times rho = pi_p / mu, bounded or masked."""
+    reference = ratio()
+    reference.proximal = prox = (
+        PI if proximal == "recompute" else MU + STALENESS / (STALENESS + 1.0) * (PI - MU)
+    )
     low, high = 0.7, 1.5
     total, gradient = 0.0, np.zeros(NUM_TARGETS)
     for t in range(NUM_TARGETS):
@@ -262,19 +273,18 @@ def test_decoupled_objectives_are_those_of_the_reference(
             continue
         rho = min(rho, high) if kind in ("tis", "mis") else rho
 
-        def loss(log_pi: float, t: int = t, rho: float = rho) -> float:
-            ratio = math.exp(log_pi - prox[t])
-            return -rho * clipped_objective(ratio, ADVANTAGES[t], 0.8, 1.3)
-
-        total += loss(PI[t]) / NUM_TARGETS
-        gradient[t] = (loss(PI[t] + STEP) - loss(PI[t] - STEP)) / (2 * STEP) / NUM_TARGETS
+        fixed, share = reference.fixed(t), rho / NUM_TARGETS
+        total += share * reference.loss(PI[t], t, fixed)
+        up, down = (reference.loss(PI[t] + d, t, fixed) for d in (STEP, -STEP))
+        gradient[t] = share * (up - down) / (2 * STEP)
     log_pi, mu, turns = tensor(PI).requires_grad_(), tensor(MU), torch.from_numpy(TURN_OF)
     own = proximal_logprobs(log_pi, mu, kind=proximal, staleness=torch.from_numpy(STALENESS))
     losses = policy_loss(
         log_pi,
         mu,
         tensor(ADVANTAGES),
-        LossSettings(importance_weight_cap_ratio=1e9),
+        LossSettings(importance_weight_cap_ratio=1e9, **reference.knobs),
+        sequences=turns,
         proximal_logprobs=own,
     )
     correction = importance_correction(

@@ -9,6 +9,7 @@ from agentrl.algorithms.reductions import Reduction
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import (
     SelectedGroup,
+    StepBatch,
     TokenTree,
     build_step,
     build_training_step,
@@ -52,10 +53,11 @@ def test_weights_of_a_step_add_up() -> None:
 
 
 def dropped_and_kept() -> SelectedGroup:
-    """Three records of two tokens per turn: the second turn of the first is left out, and the third."""
+    """Trained are two turns of the first record, of two tokens and of one, and the second record."""
     turns = [
         make_turn("train/0/q0/0", 0, [1], [2, 3]),
         make_turn("train/0/q0/0", 1, [4], [5, 6], parent=0, shared_len=3, advantage=0.0),
+        make_turn("train/0/q0/0", 2, [7], [8], parent=1, shared_len=6),
     ]
     others = [make_turn(f"train/0/q0/{n}", 0, [1], [2 + n, 3]) for n in (1, 2)]
     records = [
@@ -66,23 +68,34 @@ def dropped_and_kept() -> SelectedGroup:
     return select_group(records, AlgorithmSection(), policy_version=0)
 
 
+def weights_by_record(batch: StepBatch) -> list[list[float]]:
+    ((row,),) = batch.micro_batches
+    return [row.weights[row.records == number].tolist() for number in range(2)]
+
+
 @pytest.mark.parametrize(
-    ("reduction", "weight"),
-    [("token_mean", 1 / 4), ("sequence_mean", 1 / 4), ("sequence_sum", 1 / 2)],
+    ("reduction", "first", "second"),
+    [
+        ("token_mean", 1 / 5, 1 / 5),
+        ("sequence_mean", 1 / 6, 1 / 4),
+        ("sequence_sum", 1 / 2, 1 / 2),
+    ],
 )
-def test_normalizers_count_only_what_is_trained_on(reduction: Reduction, weight: float) -> None:
+def test_normalizers_count_only_what_is_trained_on(
+    reduction: Reduction, first: float, second: float
+) -> None:
     group = dropped_and_kept()
     assert sum(turn.num_targets for turn in group.left_out) == 4
     batch = build_step([group], policy_version=0, token_budget=100, reduction=reduction)
-    assert batch.micro_batches[0][0].weights.tolist() == [weight] * 4
+    assert weights_by_record(batch) == [pytest.approx([first] * 3), pytest.approx([second] * 2)]
 
 
 @pytest.mark.parametrize(
-    ("flags", "weight"),
+    ("flags", "first", "second"),
     [
-        ({}, 1 / 4),
-        ({"token_level_loss": False}, 1 / 4),
-        ({"token_level_loss": False, "skip_length_normalization": True}, 1 / 2),
+        ({}, 1 / 5, 1 / 5),
+        ({"token_level_loss": False}, 1 / 6, 1 / 4),
+        ({"token_level_loss": False, "skip_length_normalization": True}, 1 / 2, 1 / 2),
         (
             {
                 "token_level_loss": False,
@@ -90,14 +103,26 @@ def test_normalizers_count_only_what_is_trained_on(reduction: Reduction, weight:
                 "loss_normalizer_length": 50,
             },
             1 / 100,
+            1 / 100,
         ),
     ],
 )
-def test_flags_of_averaging_reach_the_weights(flags: dict[str, Any], weight: float) -> None:
+def test_flags_of_averaging_reach_the_weights(
+    flags: dict[str, Any], first: float, second: float
+) -> None:
     batch = build_training_step(
         [dropped_and_kept()], AlgorithmSection(**flags), policy_version=0, token_budget=100
     )
-    assert batch.micro_batches[0][0].weights.tolist() == pytest.approx([weight] * 4)
+    assert weights_by_record(batch) == [pytest.approx([first] * 3), pytest.approx([second] * 2)]
+
+
+def test_rows_of_a_round_make_as_many_passes_as_the_longest() -> None:
+    turns = [[make_turn(f"train/0/q0/{n}", 0, [n] * size, [9])] for n, size in enumerate((50, 5))]
+    records = [make_record(turn, float(n), traj_id=n) for n, turn in enumerate(turns)]
+    group = select_group(records, AlgorithmSection(), policy_version=0)
+    batch = build_step([group], policy_version=0, token_budget=20, num_ranks=2)
+    assert [[row.num_chunks for row in share] for share in batch.micro_batches] == [[3], [3]]
+    assert all(share[0].row.num_targets for share in batch.micro_batches)
 
 
 def test_a_step_of_nothing_has_no_rows() -> None:

@@ -197,6 +197,16 @@ def test_rewards_of_turns_enter_the_tree_once() -> None:
     assert found[0, 2] == pytest.approx(0.5 * (1.25 - 0.0))
 
 
+def with_seats_kept(records: Sequence[DBRecordData]) -> list[DBRecordData]:
+    return [
+        record.model_copy(
+            update={"score": record.score.model_copy(update={"seats_keep_rewards": True})}
+        )
+        for record in records
+        if record.score is not None
+    ]
+
+
 def test_seats_are_compared_with_themselves() -> None:
     def game(white: float, black: float) -> list[Seat]:
         pair = Seat(name="white", reward=white), Seat(name="black", reward=black)
@@ -207,18 +217,25 @@ def test_seats_are_compared_with_themselves() -> None:
         played(1, 0.0, (4, 3, 2, 1), seats=game(-1.0, 1.0)),
         played(2, 0.0, (5, 6, 7, 9), left=(0, 3), seats=game(-1.0, 1.0)),
     ]
-    records = [
-        record.model_copy(
-            update={"score": record.score.model_copy(update={"seats_keep_rewards": True})}
-        )
-        for record in records
-        if record.score is not None
-    ]
-    found = credits(select(records, drop_zero_advantage=False))
+    found = credits(select(with_seats_kept(records), drop_zero_advantage=False))
     assert found[0, 0] == found[0, 2] == pytest.approx((1.0 - 1.0) / 2 + 1.0)
     assert found[0, 1] == pytest.approx((-1.0 + 1.0) / 2 - 1.0)
     assert found[0, 3] == pytest.approx(0.5 * (-1.0 - (1.0 + 1.0) / 2))
     assert (2, 0) not in found
+
+
+def test_second_stints_are_compared_with_second_stints() -> None:
+    records = [
+        played(
+            number,
+            0.0,
+            (5 + number, 7 + number),
+            seats=[Seat(name="white", reward=r, stint=stint) for stint, r in enumerate(rewards)],
+        )
+        for number, rewards in enumerate([(1.0, 0.0), (0.0, 0.25)])
+    ]
+    found = credits(select(with_seats_kept(records), advantage_estimator="vine"))
+    assert found == pytest.approx({(0, 0): 1.0, (0, 1): -0.25, (1, 0): -1.0, (1, 1): 0.25})
 
 
 def test_a_function_of_the_user_gets_the_tree(tmp_path: Path) -> None:

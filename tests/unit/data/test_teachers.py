@@ -60,13 +60,13 @@ def test_the_mixture_weighs_rewards_and_the_mean_of_the_teachers() -> None:
         record(0, 1.0, big=[-0.5, -4.0], small=[-1.5, -2.0]),
         record(1, 0.0, big=[-1.0, -1.5], small=[-1.0, -2.5]),
     ]
-    group, _ = select(records, teachers=("big", "small"), teacher_weight=0.25, adv_scaling=2.0)
+    group, _ = select(records, teachers=("small", "big"), teacher_weight=0.25, adv_scaling=2.0)
     # Rewards 1 and 0: the leave-one-out advantages are 1 and -1, scaled 2 and -2.
     right, wrong = (token_advantages(turn) for turn in group.turns)
     np.testing.assert_allclose(right, [1.5 + 0.5 * 0.0, 1.5 + 0.5 * -1.0])
     np.testing.assert_allclose(wrong, [-1.5, -1.5])
     assert group.turns[0].teacher_logprobs is not None
-    np.testing.assert_array_equal(group.turns[0].teacher_logprobs, [[-0.5, -1.5], [-4.0, -2.0]])
+    np.testing.assert_array_equal(group.turns[0].teacher_logprobs, [[-1.5, -0.5], [-2.0, -4.0]])
 
 
 def test_teachers_of_a_users_loss_leave_the_advantages_alone() -> None:

@@ -10,6 +10,7 @@ from agentrl.inference.wire import (
     GenerateRequest,
     fit_spans,
     join_results,
+    parse_prompt_logprobs,
     parse_result,
     policy_version,
     request_body,
@@ -135,6 +136,29 @@ def test_null_logprob_is_an_error() -> None:
     body["meta_info"]["output_token_logprobs"][0][0] = None
     with pytest.raises(InferenceError):
         parse_result(body, "http://s")
+
+
+@pytest.mark.parametrize(
+    ("answered", "problem"),
+    [
+        ([[None, 5, None], [-1.0, 6, None], [-2.0, 7, None]], None),
+        ([[None, 5, None], [-1.0, 6, None], [-2.0, 8, None]], "of other tokens"),
+        ([[None, 4, None], [-1.0, 5, None], [-2.0, 6, None]], "of other tokens"),
+        ([[None, 5, None], [-1.0, 6, None]], "of other tokens"),
+        ([[None, 5, None], [-1.0, 6, None], [float("-inf"), 7, None]], "not finite"),
+        ([[None, 5, None], [-1.0, 6, None], ["x", 7, None]], "missing or malformed"),
+        ([], "missing or malformed"),
+    ],
+)
+def test_logprobs_of_a_prompt_are_those_of_its_tokens(
+    answered: list[list[object]], problem: str | None
+) -> None:
+    body = {"meta_info": {"input_token_logprobs": answered}}
+    if problem is None:
+        assert parse_prompt_logprobs(body, np.array([6, 7]), "s").tolist() == [-1.0, -2.0]
+        return
+    with pytest.raises(InferenceError, match=problem):
+        parse_prompt_logprobs(body, np.array([6, 7]), "s")
 
 
 def test_parts_of_a_resumed_generation_are_joined() -> None:
