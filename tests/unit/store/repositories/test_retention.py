@@ -87,11 +87,16 @@ async def test_a_group_stays_while_something_may_need_its_turns(store: Trajector
         {"task_id": tasks[2], "traj_id": 0},
         {"$set": {"ledger.trainer.status": "reserved", "ledger.trainer.step": 3}},
     )
+    await store.database["record_data"].update_one(
+        {"task_id": tasks[3], "traj_id": 1}, {"$set": {"ledger.trainer.step": 5}}
+    )
+    assert (await store.retention.of_step(4)).batches == ()  # step 5 used one of its records again
+    assert (await store.retention.of_step(5)).batches == ((tasks[3],),)
     assert (await store.retention.of_step(1)).batches == ()  # forked
     assert (await store.retention.of_step(2)).batches == ()  # finished without a score
     assert (await store.retention.of_step(3)).waits_for == "trainer"  # no checkpoint holds it
     await store.trainer_leases.acquire("second", "host:2:b", 60)
-    assert (await store.retention.of_step(4)).waits_for == "second"
+    assert (await store.retention.of_step(5)).waits_for == "second"
 
 
 async def test_an_archive_is_imported_as_the_steps_were(
@@ -102,7 +107,8 @@ async def test_an_archive_is_imported_as_the_steps_were(
     await store.database["turns"].update_many({}, {"$unset": {"blobs": ""}})
     before = [await store.ledger.trained_groups("trainer", step) for step in (1, 2)]
     for step in (1, 2):
-        await expire(store, step, tmp_path / f"{step:08d}-0001")
+        for num_turns in (4, 0):  # the trainer died before it noted the step, and repeats it
+            assert await expire(store, step, tmp_path / f"{step:08d}-0001") == num_turns
     async with TrajectoryStore.connect(mongod.uri(), f"{store.database_name}_copy") as copy:
         await copy.transfer.import_run(tmp_path)
         after = [await copy.ledger.trained_groups("trainer", step) for step in (1, 2)]

@@ -164,6 +164,8 @@ async def test_a_half_promoted_group_is_not_yet_ready(store: TrajectoryStore) ->
         {"traj_id": 1}, {"$set": {"group_completed": False}}
     )
     assert await store.ledger.ready_groups(limit=5) == []
+    await store.database["record_data"].update_many({}, {"$set": {"group_completed": False}})
+    assert not await store.ledger.is_exhausted()
 
 
 async def test_a_put_off_scoring_is_claimed_by_another_when_its_time_comes(
@@ -346,6 +348,8 @@ async def test_a_group_whose_slots_are_still_being_added_does_not_complete(
     await store.database["records"].delete_many({"traj_id": {"$gt": 0}})
     await play(store, await claim(store))
     assert not await store.groups.complete({"train/0/q0"})
+    assert await store.tasks.count(status="completed") == 0
+    assert await store.database["record_data"].count_documents({}) == 0
 
 
 async def test_a_failed_slot_keeps_the_turns_of_its_last_attempt(store: TrajectoryStore) -> None:
