@@ -1,7 +1,7 @@
 """The database that a command works on: given, of a running run, or served while it is read."""
 
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,12 +91,15 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
         raise
 
 
-def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
+def trained_run(
+    config: RootConfig, name_or_dir: str, typed: Mapping[str, str] | None = None
+) -> RootConfig:
     """Return the configuration that a run was trained with.
 
     Args:
         config: names output directory and database, if they are not in their default places.
         name_or_dir: the run's name, or its output directory.
+        typed: flags that override those of the run.
 
     Raises:
         ConfigError: the run does not exist.
@@ -110,7 +113,11 @@ def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
             f"no run {name_or_dir!r} here: {config_path} does not exist; give a run's "
             f"name{names_here()} or its output directory"
         )
-    given = {"config": str(config_path), "output_dir": str(output.absolute())}
+    given = {
+        **(typed or {}),
+        "config": str(config_path),
+        "output_dir": str(output.absolute()),
+    }
     if config.store.db_connection_string is not None:
         given["db_connection_string"] = config.store.db_connection_string.get_secret_value()
     return load_config(given)

@@ -23,6 +23,7 @@ from agentrl.config.secrets import (
     SecretUrl,
 )
 from agentrl.config.sections import SECTIONS
+from agentrl.config.value_kinds import Names, named_by
 
 USUAL = (
     *("run_name", "model_name_or_path", "lora_rank", "train_file", "eval_file", "env"),
@@ -85,6 +86,15 @@ class Flag:
     def is_secret(self) -> bool:
         """Whether the value, or part of it, is a secret."""
         return isinstance(self._kind, type) and issubclass(self._kind, SECRET_TYPES)
+
+    @property
+    def names(self) -> Names:
+        """What the flag's values name."""
+        return named_by(self.field)
+
+    def is_plain(self, value: Any) -> bool:
+        """Return whether a value names nothing, or nothing but what the default names."""
+        return value is None or value == self.field.default or self.names.is_plain(value)
 
     @property
     def metavar(self) -> str:

@@ -1,7 +1,7 @@
 """Values of flags that name a function: a built-in one, or the user's by its place."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +9,7 @@ from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from agentrl.config.user_code import load_reference, source_digest
+from agentrl.config.value_kinds import CODE, Kind, Names
 
 REFERENCE = "FILE.py:NAME"
 """Placeholder of a user's function."""
@@ -32,10 +33,15 @@ def _absolute_reference(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class BuiltInOr:
+class BuiltInOr(Names):
     """Annotation of a string: one of some names, or the reference of a user's function."""
 
+    kind: Kind = field(default="code", init=False)
     names: tuple[str, ...]
+
+    def is_plain(self, value: Any) -> bool:
+        """Return whether a value is one of the names."""
+        return isinstance(value, str) and value.lower() in map(str.lower, self.names)
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -51,7 +57,7 @@ class BuiltInOr:
         raise PydanticKnownError("literal_error", {"expected": ", ".join(self.names)})
 
 
-OwnFunction = Annotated[str, AfterValidator(_absolute_reference)]
+OwnFunction = Annotated[str, AfterValidator(_absolute_reference), CODE]
 """The reference of a user's function."""
 
 

@@ -1,8 +1,9 @@
 """Sections that define a run: its name and files, model, database and questions."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
@@ -11,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from agentrl.config.named_files import existing_or_shipped, read_text_file
 from agentrl.config.secrets import SecretUrl
 from agentrl.config.sections.section import ConfigSection
+from agentrl.config.value_kinds import ADDRESS, CODE, COMMAND, PATH, PLAIN, SECRET, Names
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MONGODB_DATABASES = frozenset({"admin", "config", "local"})
@@ -20,10 +22,22 @@ PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
 """Directory of the private mongods' data, with one directory for each run."""
 
 
+@dataclass(frozen=True)
+class _TemplateFile(Names):
+    """Annotation of a file that may be given as its text."""
+
+    def is_plain(self, value: Any) -> bool:
+        """Return whether a value is the text of a template."""
+        return isinstance(value, str) and ("{%" in value or "{{" in value)
+
+
+_TEMPLATE_FILE = _TemplateFile("path")
+
+
 class RunSection(ConfigSection):
     """Name of the run and locations of its files."""
 
-    run_name: str = "run"
+    run_name: Annotated[str, PLAIN] = "run"
     """Name of the run; also names its database, output directory and log files."""
     output_dir: Path | None = None
     """Directory of checkpoints, published weights, metrics and summary; `output/RUN_NAME` by
@@ -33,7 +47,7 @@ class RunSection(ConfigSection):
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of this process's Prometheus endpoint (`/metrics`); no endpoint by default. `agentrl
     run` gives this port to the trainer and the following ones to its samplers."""
-    metrics_host: str = "127.0.0.1"
+    metrics_host: Annotated[str, ADDRESS] = "127.0.0.1"
     """Address that the Prometheus endpoint listens on. The endpoint requires no key."""
     otlp_endpoint: SecretUrl | None = None
     """Base address of an OpenTelemetry collector (`http://127.0.0.1:4318`) that receives a trace of
@@ -90,11 +104,11 @@ class RunSection(ConfigSection):
 class ModelSection(ConfigSection):
     """The policy that is trained."""
 
-    model_name_or_path: str = Field(default="assets/demo/model", min_length=1)
+    model_name_or_path: Annotated[str, PATH] = Field(default="assets/demo/model", min_length=1)
     """Directory of a Hugging Face checkpoint (weights, tokenizer, chat template), or a hub id."""
-    model_name: str = "train-model"
+    model_name: Annotated[str, PLAIN] = "train-model"
     """Name under which servers serve the model."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, CODE] = False
     """Run Python code shipped with a checkpoint. Enable only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; `auto` is bfloat16 on CUDA and float32 on CPU."""
@@ -102,10 +116,10 @@ class ModelSection(ConfigSection):
     """Attention back end of the trainer. `auto`: the fastest on the device for each row; `sdpa`:
     SDPA along the paths of a tree; `flex`: FlexAttention with a block mask (CUDA only); `varlen`: variable-length flash attention with keys
     gathered along the paths (CUDA, bfloat16)."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, _TEMPLATE_FILE] = None
     """Chat template that replaces the model's own: a file, whose text is stored with the run and
     with every checkpoint, or the Jinja source itself."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, PLAIN] = None
     """JSON object of variables that the chat template reads (`{"enable_thinking": false}`)."""
     router_replay: bool = False
     """Mixture-of-experts models: record the experts that the servers chose for every token, store
@@ -117,7 +131,7 @@ class ModelSection(ConfigSection):
     Servers load adapters without interrupting sampling (see docs/lora.md)."""
     lora_alpha: int = Field(default=32, ge=1)
     """Scale of the adapter: its output is multiplied by lora_alpha / lora_rank."""
-    lora_target_modules: tuple[str, ...] = (
+    lora_target_modules: Annotated[tuple[str, ...], PLAIN] = (
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
     )
@@ -127,7 +141,7 @@ class ModelSection(ConfigSection):
     @field_validator("chat_template")
     @classmethod
     def _read_chat_template(cls, given: str | None) -> str | None:
-        if given is None or "{%" in given or "{{" in given:
+        if given is None or _TEMPLATE_FILE.is_plain(given):
             return given
         try:
             return read_text_file(Path(given).expanduser())
@@ -187,30 +201,32 @@ class DataSection(ConfigSection):
     the database."""
     eval_file: Path | None = None
     """Held-out questions, in any format that train_file accepts; no evaluation by default."""
-    env: str | None = None
+    env: Annotated[str | None, CODE] = None
     """Environment that provides, runs and rewards the training tasks, instead of train_file:
     `reasoning_gym:NAME?size=200&seed=1`, `textarena:NAME`, `verifiers:TASKSET`, `openenv:URL`,
     `harbor:FOLDER` (see docs/environments.md)."""
-    eval_env: str | None = None
+    eval_env: Annotated[str | None, CODE] = None
     """Environment of the held-out tasks, instead of eval_file. Without a seed, its tasks differ
     from those of env."""
-    env_python: Path | None = None
+    env_python: Annotated[Path | None, COMMAND] = None
     """Python that has the environments' packages; by default .agentrl/environments/KIND/bin/python
     if it exists, else this one."""
-    env_variables: tuple[str, ...] = ()
+    env_variables: Annotated[tuple[str, ...], SECRET] = ()
     """Environment variables that are passed to an environment's process in addition to PATH, HOME,
     the locale, caches and certificates (comma separated)."""
-    env_scorer: str | None = None
+    env_scorer: Annotated[str | None, PLAIN] = None
     """Scorer of the environments' tasks that sees all rollouts of a task together (`sees_group`),
     with the environment's rewards in `record.reward`; by default these rewards are the scores."""
-    sampler_module: Path | None = None
+    sampler_module: Annotated[Path | None, CODE] = None
     """Python file that registers kinds of tasks and the samplers that run them; its optional
     `train_tasks(seed)` yields the training tasks on demand and may be infinite (see
     docs/bring-your-own.md)."""
     warm_start: Path | None = None
     """Configuration of a fine-tuning that comes first: flags of `agentrl sft` in a YAML file. The run
     starts from its result, in `output/RUN_NAME-warm` (see docs/sft.md)."""
-    records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+    records_of: Annotated[str | None, PLAIN] = Field(
+        default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
+    )
     """`agentrl sft`: learn from the training records of this run instead of a train_file."""
     min_score: float = 0.5
     """`agentrl sft`: minimum score of a record to learn from."""
@@ -228,18 +244,18 @@ class DataSection(ConfigSection):
     default all others in one round."""
     eval_num_generations: int = Field(default=1, ge=1, le=10_000)
     """Rollouts per evaluation question."""
-    default_scorer: str | None = None
+    default_scorer: Annotated[str | None, PLAIN] = None
     """Scorer of questions that name none, or a weighted sum of scorers, `gaia + 0.3*similarity`; by
     default `agentcpm`, the judge, if agent_config_path is given, else `exact`: the answer must equal
     the reference, ignoring surrounding whitespace."""
-    default_answer_schema: str | None = None
+    default_answer_schema: Annotated[str | None, PLAIN] = None
     """Where the answer of questions that name no schema is found: `boxed`, a marker such as `####` or
     `Answer:`, three backquotes (a fenced block), or the name of a tag. By default what the question's
     text asks for, else what suits its data set, else `answer`."""
     row_format: Literal["auto", "plain"] = "auto"
     """`auto`: rows of known data sets that name no scorer are read by their columns (see
     docs/datasets.md); `plain`: fields are taken as they are."""
-    system_prompt: str | None = None
+    system_prompt: Annotated[str | None, PLAIN] = None
     """System prompt of questions that have none; no system prompt by default."""
     shuffle: bool = True
     """Shuffle the questions of each epoch with the seed."""

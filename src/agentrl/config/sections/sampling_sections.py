@@ -9,6 +9,7 @@ from agentrl.config.gpu_lists import GpuList
 from agentrl.config.own_function import BuiltInOr
 from agentrl.config.secrets import SecretCommand, SecretRoutes, SecretServers, SecretUrl
 from agentrl.config.sections.section import ConfigSection
+from agentrl.config.value_kinds import ADDRESS, CODE, COMMAND, PLAIN, SECRET
 from agentrl.schema.sampling_bounds import (
     MaxNewTokens,
     MinP,
@@ -47,7 +48,7 @@ class SamplingSection(ConfigSection):
     max_prompt_tokens: int = Field(default=128_768, ge=1)
     """Maximum prompt length in tokens; a rollout whose context exceeds it ends with
     `length_limit`."""
-    preferred_sampling_params: dict[str, Any] | None = None
+    preferred_sampling_params: Annotated[dict[str, Any] | None, PLAIN] = None
     """JSON object whose keys (temperature, top_p, top_k, min_p, *_penalty) override the flags
     above."""
 
@@ -104,14 +105,14 @@ class RolloutSection(ConfigSection):
     images are replaced by a description."""
     max_image_megabytes: float = Field(default=10.0, gt=0)
     """Maximum size in megabytes of an image that is fetched or accepted from a tool."""
-    image_networks: tuple[str, ...] = ()
+    image_networks: Annotated[tuple[str, ...], ADDRESS] = ()
     """Private networks (10.0.0.0/8) from which images may be fetched, in addition to the public
     internet."""
-    answer_instruction: str = Field(default="auto", min_length=1)
+    answer_instruction: Annotated[str, PLAIN] = Field(default="auto", min_length=1)
     """What is added to a question to say how the answer is written. `auto`: one sentence, where
     neither the question nor the system prompt tells the model of the answer schema; `none`: nothing;
     any other text is added to every question."""
-    scorer_module: Path | None = None
+    scorer_module: Annotated[Path | None, CODE] = None
     """Python file that registers scorers with MCPScorerFactory."""
     scorer_timeout_seconds: float = Field(default=300.0, gt=0)
     """Timeout for scoring one record in seconds; after it, the record has no score."""
@@ -139,11 +140,11 @@ class ToolsSection(ConfigSection):
     `/mcpapi`)."""
     mcp_servers: SecretServers | None = None
     """`mcpServers` mapping in the format of other MCP clients: a JSON file, or inline JSON."""
-    mcp_server_name: str = "all"
+    mcp_server_name: Annotated[str, PLAIN] = "all"
     """Servers whose tools are used (comma separated), or all."""
-    mcp_tool_names: tuple[str, ...] = ()
+    mcp_tool_names: Annotated[tuple[str, ...], PLAIN] = ()
     """Tools to offer to the model (`tool` or `server.tool`); all by default."""
-    mcp_blocked_tools: tuple[str, ...] = ()
+    mcp_blocked_tools: Annotated[tuple[str, ...], PLAIN] = ()
     """Tools to hide from the model (`tool` or `server.tool`)."""
     mcp_instructions: bool = True
     """Append the usage instructions of MCP servers to the system prompt of a rollout."""
@@ -158,7 +159,7 @@ class ToolsSection(ConfigSection):
     tool_writable_paths: tuple[Path, ...] = ()
     """Existing files and directories that the programs of tools may write to in addition to their
     scratch directories (comma separated; see docs/tools.md)."""
-    tool_visible_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
+    tool_visible_ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], ADDRESS] = ()
     """TCP ports that the programs of tools may connect to although the run's database or one of
     inference_urls listens there (comma separated; see docs/tools.md)."""
     resumable_tools: bool = False
@@ -172,7 +173,7 @@ class ToolsSection(ConfigSection):
     tool_server_url: SecretUrl | None = None
     """Address of the server that `tool_server_command` started; set by the process that started
     it."""
-    tool_server_env: tuple[str, ...] = ()
+    tool_server_env: Annotated[tuple[str, ...], SECRET] = ()
     """Environment variables that are passed to the tool server in addition to PATH, HOME, the
     locale and the certificates (comma separated)."""
 
@@ -180,11 +181,11 @@ class ToolsSection(ConfigSection):
 class AgentSection(ConfigSection):
     """Agents of other frameworks."""
 
-    agent: str | None = Field(default=None, min_length=1)
+    agent: Annotated[str | None, CODE] = Field(default=None, min_length=1)
     """Function (task, endpoint) that runs every task and calls the model through an
     OpenAI-compatible API: `file.py:function`, `package.module:function`, or the name of an entry
     point in the group `agentrl.agents`. By default AgentRL itself runs the tasks with the tools."""
-    agent_python: Path | None = None
+    agent_python: Annotated[Path | None, COMMAND] = None
     """Python in which the agent runs, with its framework and AgentRL (`scripts/setup_agents`); by
     default the sampler's own. The agent may then also be an AWorld agent."""
     agent_command: SecretCommand | None = None
@@ -192,7 +193,7 @@ class AgentSection(ConfigSection):
     the model at OPENAI_BASE_URL or ANTHROPIC_BASE_URL with their keys, and prints the answer or
     writes it to `{answer_file}`. Also replaced: `{model}`, `{task_id}`, `{base_url}`,
     `{anthropic_base_url}`."""
-    agent_env: tuple[str, ...] = ()
+    agent_env: Annotated[tuple[str, ...], SECRET] = ()
     """Environment variables that are passed to the program in addition to PATH, the locale and the
     model's address (comma separated)."""
     agent_sampling: Literal["agent", "run"] = "agent"
@@ -203,10 +204,10 @@ class AgentSection(ConfigSection):
     """JSON object of other models that the agent may call: name -> base_url (OpenAI-compatible) and
     optionally model (its name there) and api_key_env (the environment variable with the key). These
     calls are stored but not trained on."""
-    evaluated_route: str | None = Field(default=None, min_length=1)
+    evaluated_route: Annotated[str | None, PLAIN] = Field(default=None, min_length=1)
     """Model of agent_routes that `agentrl eval` scores instead of the policy, by its chat API; no
     inference server is started."""
-    agent_gateway_host: str = "127.0.0.1"
+    agent_gateway_host: Annotated[str, ADDRESS] = "127.0.0.1"
     """Address at which agents reach a sampler's endpoint. With any address but loopback, every call
     needs the rollout's key."""
 
@@ -219,13 +220,13 @@ class AgentSection(ConfigSection):
 class InferenceSection(ConfigSection):
     """The inference servers."""
 
-    inference_backend: str = "embedded"
+    inference_backend: Annotated[str, CODE] = "embedded"
     """`embedded`: the engine that ships with AgentRL (small models; on the CPU, or on GPUs that
     `inference_gpus`, `share_gpus` or `colocated` give it); `sglang`: SGLang on GPUs; or a server that a
     plugin adds."""
-    inference_urls: tuple[str, ...] = ()
+    inference_urls: Annotated[tuple[str, ...], ADDRESS] = ()
     """Running servers to use instead of starting any (comma separated)."""
-    inference_gateway: str | None = None
+    inference_gateway: Annotated[str | None, ADDRESS] = None
     """Address of a gateway (such as sglang-router) in front of inference_urls: it chooses the
     server of every generation. New weights are sent directly to the servers."""
     colocated: bool = False
@@ -243,7 +244,7 @@ class InferenceSection(ConfigSection):
     """GPUs of this machine for the servers that `agentrl run` starts (`4-7`), inf_tp_size per
     server; by default all that the trainer does not use, or with colocated or
     share_gpus the trainer's."""
-    inference_host: str = "127.0.0.1"
+    inference_host: Annotated[str, ADDRESS] = "127.0.0.1"
     """Address that servers listen on. Any address but loopback requires inference_api_key."""
     inference_port: int = Field(default=30000, ge=0, le=65535)
     """Port of the first server; if it is in use, the next free one."""
@@ -273,12 +274,12 @@ class InferenceSection(ConfigSection):
     run's output directory and the model's own."""
     inference_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of the embedded engine; torch's choice by default."""
-    tool_call_parser: str = "auto"
+    tool_call_parser: Annotated[str, PLAIN] = "auto"
     """Format of the model's tool calls: auto (detected from the chat template), hermes, qwen,
     qwen25, qwen3_coder, glm45, llama3, mistral, kimi_k2, pythonic, lfm2, gemma4, minimax_m2,
     minicpm, deepseekv3, deepseekv31, deepseekv32, deepseekv4, harmony, gpt-oss, openai (see
     docs/tools.md)."""
-    sglang_args: str = ""
+    sglang_args: Annotated[str, COMMAND] = ""
     """Additional arguments for `sglang.launch_server`, in shell syntax."""
 
     @property

@@ -9,6 +9,7 @@ from agentrl.config.gpu_lists import GpuList
 from agentrl.config.own_function import BuiltInOr, OwnFunction, is_reference
 from agentrl.config.recipes import RECIPES, expand_recipe
 from agentrl.config.sections.section import ConfigSection
+from agentrl.config.value_kinds import ADDRESS, CODE, PATH, PLAIN
 from agentrl.schema import Control
 from agentrl.schema.formulas import (
     ADVANTAGE_KINDS,
@@ -26,12 +27,12 @@ from agentrl.schema.run import TEACHER_NAME
 class AlgorithmSection(ConfigSection):
     """Advantages, losses, filters and freshness."""
 
-    recipe: str | None = None
+    recipe: Annotated[str | None, PLAIN] = None
     """A paper's objective, in place of its flags: grpo, dapo, dr_grpo, gspo, cispo, minirl, rloo or
     reinforce_pp (see docs/training.md). Flags that are also given take precedence."""
     loss_calculator: Annotated[str, BuiltInOr(LOSS_KINDS)] = "GRPO"
     """Policy loss, in upper or lower case, or your own function (see docs/own-algorithm.md)."""
-    loss_args: dict[str, Any] | None = None
+    loss_args: Annotated[dict[str, Any] | None, CODE] = None
     """JSON object of keyword arguments of your own loss (`{"temperature": 0.5}`)."""
     epsilon: float = Field(default=0.2, ge=0)
     """Half-width of the clip range."""
@@ -79,13 +80,13 @@ class AlgorithmSection(ConfigSection):
     """Weight of the KL penalty against a reference model; with 0, no reference model is loaded."""
     kl_estimator: KLEstimator = "k3"
     """Estimator of the KL divergence per token."""
-    reference_model: str | None = None
+    reference_model: Annotated[str | None, PATH] = None
     """Reference model of the KL penalty; model_name_or_path by default."""
     advantage_estimator: Annotated[str, BuiltInOr(ADVANTAGE_KINDS)] = "leave_one_out"
     """Baseline within the group, or your own function; `reinforce_plus_plus` also normalizes over the
     whole step, `tree_grpo`, `vine` and `arpo` read credit off the branches of a group, and `opd` has no
     rewards, only teachers (on-policy distillation)."""
-    teachers: tuple[str, ...] = ()
+    teachers: Annotated[tuple[str, ...], PLAIN] = ()
     """Names of the teachers (`agentrl teach`) whose logprobs a group needs before it is trained on;
     none by default (see docs/teachers.md)."""
     teacher_weight: float = Field(default=0.0, ge=0, le=1)
@@ -198,7 +199,7 @@ class TrainerSection(ConfigSection):
     default, 2e-4 with lora_rank."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
-    optim_args: str = "beta1=0.9,beta2=0.98"
+    optim_args: Annotated[str, PLAIN] = "beta1=0.9,beta2=0.98"
     """AdamW's betas and eps: `beta1=..,beta2=..,eps=..`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
@@ -257,7 +258,7 @@ class TrainerSection(ConfigSection):
     machine_rank: int = Field(default=0, ge=0)
     """Number of this machine, from 0; `MACHINE_RANK` by default. Machine 0 starts everything, the
     others only trainer ranks."""
-    main_process_ip: str | None = None
+    main_process_ip: Annotated[str | None, ADDRESS] = None
     """Address of machine 0 for the other machines; `MASTER_ADDR` by default."""
     main_process_port: int = Field(default=29500, ge=1, le=65535)
     """Rendezvous port of the trainer's ranks; `MASTER_PORT` by default."""
@@ -278,7 +279,7 @@ class TrainerSection(ConfigSection):
     """Steps between two log lines."""
     on_step: OwnFunction | None = None
     """Your own function that rank 0 calls after every step; off by default."""
-    report_to: tuple[str, ...] = ()
+    report_to: Annotated[tuple[str, ...], ADDRESS] = ()
     """Trackers that receive the metrics of every step, in addition to the console and
     metrics.jsonl: tensorboard, wandb, swanlab, trackio, mlflow (comma separated; see
     docs/monitoring.md)."""
@@ -295,10 +296,10 @@ class TrainerSection(ConfigSection):
     """Timeout of an evaluation in seconds."""
     sync_sampling: bool = False
     """Alternate between sampling and training (max_staleness 0)."""
-    trained_scorer: str | None = Field(default=None, pattern=r"^[^@]+(@[^@]+)?$")
+    trained_scorer: Annotated[str | None, PLAIN] = Field(default=None, pattern=r"^[^@]+(@[^@]+)?$")
     """Scorer whose scores are trained on, NAME or NAME@VERSION; groups wait until all their records
     have its score (`agentrl store rescore`). By default the samplers' scores are used."""
-    consumer: str = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
+    consumer: Annotated[str, PLAIN] = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
     """Name under which this trainer keeps its ledger. `trainer` publishes weights and admits
     samples; a trainer with another name reads the same records, writes only its own ledger, and
     needs its own output_dir."""
@@ -320,7 +321,7 @@ class PublishSection(ConfigSection):
     `delta`: as files of the values that changed, to embedded engines; `ipc`: SGLang on the trainer's
     GPU copies them from the trainer's memory, which `--share_gpus` on one GPU chooses by itself. With
     all but `disk`, complete files for servers that join later are written while training continues."""
-    weight_sync_host: str = "127.0.0.1"
+    weight_sync_host: Annotated[str, ADDRESS] = "127.0.0.1"
     """Address of this machine at which servers reach the trainer for `--weight_sync
     distributed`."""
     weight_sync_bucket_mb: int = Field(default=256, ge=1)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agentrl.config.named_files import shipped_file
 from agentrl.config.sections import RootConfig
+from agentrl.runtime.tar_files import unpack_files
 from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.base import Value
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
@@ -20,6 +21,7 @@ from agentrl.store.views.lineage import StepRecord
 
 EXAMPLE_RUN = "example"
 ARCHIVE = "assets/demo/run.tar.xz"
+_MAX_FILES, _MAX_BYTES = 100, 1 << 28
 
 
 class ExampleTour(Value):
@@ -45,7 +47,7 @@ async def served_example(config: RootConfig) -> AsyncIterator[tuple[RootConfig, 
     with tempfile.TemporaryDirectory(prefix="agentrl-example-") as name:
         folder = Path(name)
         with tarfile.open(shipped_file(ARCHIVE)) as archive:
-            archive.extractall(folder, filter="data")
+            unpack_files(archive, folder, max_files=_MAX_FILES, max_bytes=_MAX_BYTES)
         data_dir = folder / "mongo"
         with EmbeddedMongo(data_dir) as mongo:
             async with TrajectoryStore.connect(mongo.uri(), EXAMPLE_RUN) as store:

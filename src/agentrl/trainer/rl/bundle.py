@@ -7,8 +7,9 @@
     model/, reference/   the first weights where no checkpoint comes before; the reference model
     store/               the groups of the steps, as `agentrl store export` writes them
 
-The contents of a file are untrusted: paths stay in its folder, sizes are limited, and code next to
-a model is not run.
+The contents of a file are untrusted: it unpacks to plain files of its own folder, its flags name
+nothing beyond them, and code next to a model is not run. What a run was trained with beyond that, such as a
+loss of the user's, is given again by whoever replays the file.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import io
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,24 +28,30 @@ import yaml
 
 from agentrl.config.atomic_file import atomic_file
 from agentrl.config.flags import FLAGS
+from agentrl.config.foreign_values import check_foreign
 from agentrl.config.loading import flat_values, load_config
+from agentrl.config.named_files import YamlAsTyped
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, WriteError
 from agentrl.models.checkpoints.resolve import resolve_model
+from agentrl.runtime.tar_files import unpack_files
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import checkpoints_root, latest_checkpoint
 from agentrl.trainer.metrics.metrics_file import METRICS_FILE, read_metrics, recorded_steps
+from agentrl.trainer.rl.replay import STEP_FLAGS
 from agentrl.trainer.rl.run_start import reference_path
 
 CONFIG_FILE = "config.yaml"
 STORE_DIR = "store"
 _FIRST_STEP_FILE = "first_step"
-_MODEL_DIR, _REFERENCE_DIR = "model", "reference"
+_MODEL_DIR, _REFERENCE_DIR, _CHECKPOINTS_DIR = "model", "reference", "checkpoints"
 _SECTIONS = ("model", "algorithm", "trainer")
 _RUN_FLAGS = ("run_name", "seed")
-# Flags that name paths and services of the training machine.
-_EXCLUDED_FLAGS = {"model_name_or_path", "reference_model", "trust_remote_code", "report_to"}
+_CONTENTS = {
+    *(_FIRST_STEP_FILE, CONFIG_FILE, METRICS_FILE, _CHECKPOINTS_DIR),
+    *(_MODEL_DIR, _REFERENCE_DIR, STORE_DIR),
+}
 _MAX_EXPANSION = 50
 _MAX_FILES = 10_000
 _MAX_READ_BYTES = 1 << 20
@@ -86,14 +93,14 @@ async def write_bundle(
         _add_text(tar, CONFIG_FILE, yaml.safe_dump(_portable(config), sort_keys=False))
         _add_text(tar, METRICS_FILE, "".join(f"{line}\n" for line in lines))
         if checkpoint is not None:
-            tar.add(checkpoint.path, f"checkpoints/{checkpoint.path.name}")
+            tar.add(checkpoint.path, f"{_CHECKPOINTS_DIR}/{checkpoint.path.name}")
         if checkpoint is None or config.model.lora_rank:
             tar.add(resolve_model(config.model.model_name_or_path), _MODEL_DIR)
         reference = reference_path(config.model, config.algorithm)
         if reference is not None:
             tar.add(reference, _REFERENCE_DIR)
         for path in _kept_weights(output, first, last):
-            tar.add(path, f"checkpoints/{path.name}", filter=_without_state)
+            tar.add(path, f"{_CHECKPOINTS_DIR}/{path.name}", filter=_without_state)
 
 
 @contextmanager
@@ -104,7 +111,10 @@ def _new_file(target: Path) -> Iterator[tarfile.TarFile]:
     try:
         with (
             atomic_file(target) as staging,
-            tarfile.open(staging, "w:gz" if target.suffix == ".gz" else "w") as tar,
+            # Files of the hub's cache are links.
+            tarfile.open(
+                staging, "w:gz" if target.suffix == ".gz" else "w", dereference=True
+            ) as tar,
         ):
             yield tar
     except OSError as error:
@@ -122,8 +132,12 @@ class Bundle:
 
 
 @contextmanager
-def unpacked(file: Path) -> Iterator[Bundle]:
+def unpacked(file: Path, typed: Mapping[str, str]) -> Iterator[Bundle]:
     """Unpack a bundle for the duration of the block.
+
+    Args:
+        file: of `write_bundle`, by anybody.
+        typed: flags of the command line, which override the file's.
 
     Raises:
         ConfigError: the file is not a bundle, or its contents exceed the limits.
@@ -135,19 +149,16 @@ def unpacked(file: Path) -> Iterator[Bundle]:
         except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError) as error:
             reason = str(error).partition(":\n")[0]
             raise ConfigError(f"{file} is not a bundle: {reason}") from None
-        _check_config(file, folder / CONFIG_FILE)
         values = {
-            "config": str(folder / CONFIG_FILE),
+            **_flags(file, folder / CONFIG_FILE, typed),
             "output_dir": name,
             "mongo_data_dir": str(folder / "mongo"),
-            "trust_remote_code": "false",
             "eval_strategy": "no",  # a bundle has no questions for evaluations
             "model_name_or_path": str(folder / _MODEL_DIR),
         }
         if (folder / _REFERENCE_DIR).is_dir():
             values["reference_model"] = str(folder / _REFERENCE_DIR)
-        config = load_config(values)
-        yield Bundle(config, _steps(file, folder))
+        yield Bundle(load_config(values), _steps(file, folder))
 
 
 @contextmanager
@@ -197,8 +208,13 @@ def _num_steps(file: Path, folder: Path) -> int:
     return len(recorded)
 
 
-def _check_config(file: Path, path: Path) -> None:
-    """Refuse content that `write_bundle` never writes: other flags, and YAML that expands when read."""
+def _flags(file: Path, path: Path, typed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the flags of a bundle, with those of the command line.
+
+    Raises:
+        ConfigError: it holds what `write_bundle` never writes, such as YAML that expands when read, or
+            names what only the user can name.
+    """
     if not path.is_file():
         raise ConfigError(f"{file} is not a bundle: it has no {CONFIG_FILE}")
     try:
@@ -207,7 +223,7 @@ def _check_config(file: Path, path: Path) -> None:
             raise ValueError("it is too long")
         if any(getattr(event, "anchor", None) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it contains anchors")
-        flags = yaml.safe_load(text)
+        flags = yaml.load(text, YamlAsTyped)
         if not isinstance(flags, dict):
             raise ValueError("it holds no flags")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -215,26 +231,29 @@ def _check_config(file: Path, path: Path) -> None:
         raise ConfigError(
             f"{file} is not a bundle: its {CONFIG_FILE} cannot be read: {reason}"
         ) from None
-    unexpected = [name for name in flags if not _is_portable(name)]
+    unexpected = [name for name in flags if not _is_of_step(name)]
     if unexpected:
         raise ConfigError(
             f"{file} is not a bundle: it sets {unexpected[0]!s:.40}, which a bundle cannot set"
         )
+    left = {name: value for name, value in flags.items() if name not in typed}
+    check_foreign(left, {}, str(file))
+    return {**left, **typed}
 
 
 def _portable(config: RootConfig) -> dict[str, Any]:
-    """Return the set flags that a bundle may set."""
+    """Return the set flags that a replay needs: plain values, and the names of own functions."""
     return {
         name: value
         for name, value in flat_values(config).items()
-        if _is_portable(name) and value not in (None, "", [])
+        if _is_of_step(name)
+        and value not in (None, "", [])
+        and (FLAGS[name].is_plain(value) or name in STEP_FLAGS)
     }
 
 
-def _is_portable(name: str) -> bool:
-    if name in _RUN_FLAGS:
-        return True
-    return name in FLAGS and FLAGS[name].section in _SECTIONS and name not in _EXCLUDED_FLAGS
+def _is_of_step(name: object) -> bool:
+    return name in _RUN_FLAGS or (name in FLAGS and FLAGS[name].section in _SECTIONS)
 
 
 def _kept_weights(output: Path, first: int, last: int) -> Iterator[Path]:
@@ -286,18 +305,8 @@ def _extract(file: Path, folder: Path) -> None:
     max_bytes = min(
         shutil.disk_usage(folder).free // 2, _MAX_EXPANSION * max(file.stat().st_size, 1 << 20)
     )
-    size = 0
-    with _archive(file) as tar:
-        for number, member in enumerate(tar, 1):
-            size += member.size
-            if number > _MAX_FILES:
-                raise ConfigError(
-                    f"{file} holds more than {_MAX_FILES:,} files; it is not unpacked"
-                )
-            if size > max_bytes:
-                raise ConfigError(
-                    f"{file} holds more than {max_bytes >> 20} MiB; it is not unpacked"
-                )
-            if not (member.isfile() or member.isdir()) or member.issparse():
-                raise ConfigError(f"{file}: {member.name!r} is neither a file nor a folder")
-            tar.extract(member, folder, filter="data")
+    with _archive(file) as archive:
+        unpack_files(archive, folder, max_files=_MAX_FILES, max_bytes=max_bytes)
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in _CONTENTS)
+    if foreign:
+        raise ValueError(f"it holds {foreign[0][:100]!r}, which no bundle contains")

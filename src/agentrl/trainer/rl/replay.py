@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from agentrl.config.foreign_values import check_foreign
 from agentrl.config.loading import build_config, flat_values
 from agentrl.config.own_function import SOURCES, is_reference, with_sources
 from agentrl.config.sections import AlgorithmSection, RootConfig
@@ -44,7 +45,7 @@ from agentrl.trainer.training_session import start_weights
 
 logger = logging.getLogger(__name__)
 
-_STEP_FLAGS = {
+STEP_FLAGS = {
     *AlgorithmSection.model_fields,
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps"),
     *("optim_args", "weight_decay", "max_grad_norm", "max_tokens", "merge", "loss_seq_chunk_size"),
@@ -160,7 +161,8 @@ def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:
     """Return the configuration with which steps were computed.
 
     Raises:
-        ConfigError: they were not all computed with the same one.
+        ConfigError: they were not all computed with the same one, or the database names what only the
+            user can name.
     """
     if run is None:
         return config
@@ -173,26 +175,30 @@ def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:
                 f"{step - 1}, or those from {step} on, which needs the checkpoint of step {step - 1}"
             )
     changed = {name: value for name, value in used[0].items() if value != run.config.get(name)}
-    return build_config({**flat_values(config), **changed}) if changed else config
+    own = flat_values(config)
+    check_foreign(changed, own, f"the database of run {run.name!r}")
+    return build_config({**own, **changed}) if changed else config
 
 
 def _note_changed_sources(config: RootConfig, recorded: Mapping[str, Any]) -> None:
     """Warn about functions of the user whose files are not those that computed the steps."""
-    now = with_sources(flat_values(config)).get(SOURCES, {})
-    for flag, digest in recorded.get(SOURCES, {}).items():
-        if now.get(flag) != digest:
+    values = with_sources(flat_values(config))
+    before = recorded.get(SOURCES)
+    for flag, digest in values.get(SOURCES, {}).items():
+        digest_before = before.get(flag) if isinstance(before, dict) else None
+        if digest_before != digest:
             logger.warning(
                 "the source of --%s %s has changed since the step (SHA-256 %.12s, now %.12s); "
                 "differences may come from it",
-                *(flag, recorded[flag], digest, now.get(flag, "not given")),
+                *(flag, values[flag], digest_before, digest),
             )
 
 
 def _step_flags(values: Mapping[str, Any]) -> dict[str, Any]:
-    flags = {name: values[name] for name in _STEP_FLAGS & values.keys()}
+    flags = {name: values[name] for name in STEP_FLAGS & values.keys()}
     schedule = flags.get("lr_scheduler_type")
-    if schedule == "constant" or is_reference(schedule):
-        del flags["max_steps"]
+    if schedule == "constant" or is_reference(str(schedule)):
+        flags.pop("max_steps", None)
     return flags
 
 
