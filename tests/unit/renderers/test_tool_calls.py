@@ -271,8 +271,8 @@ def test_mistral_ids_are_nine_alphanumerics_given_or_made() -> None:
     assert len(made) == 99 * 9
     assert all(re.fullmatch("[a-z0-9]{9}", id_) for id_ in made)
     same = parse_reply(
-        '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "a"}, '
-        '{"name": "f", "arguments": {}, "id": "a"}]',
+        '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "Zz3456789"}, '
+        '{"name": "f", "arguments": {}, "id": "Zz3456789"}]',
         get_tool_call_format("mistral"),
     )
     assert len({call.id for call in same.tool_calls}) == 2

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from agentrl.rewards import GroundTruth, MCPScorerFactory, gaia_reward_func
@@ -174,6 +176,16 @@ async def test_choice_takes_the_letter_or_the_text(
     answer: str, accepted: tuple[str, ...], expected: float
 ) -> None:
     assert await value(answer, *accepted, scorer="choice") == expected
+
+
+@pytest.mark.parametrize(
+    ("cities", "expected"),
+    [("AA", 1.0), ("AB", 0.0), ("BA", 0.0), ("A", 0.0), ("AAA", 0.0)],
+)
+async def test_a_call_that_is_wanted_twice_is_made_twice(cities: str, expected: float) -> None:
+    given = [{"name": "weather", "arguments": {"city": city}} for city in cities]
+    wanted = {"name": "weather", "arguments": {"city": "A"}}
+    assert await value(json.dumps(given), [wanted, wanted], scorer="calls") == expected
 
 
 async def test_further_right_answers_count() -> None:

@@ -95,6 +95,30 @@ async def test_a_rollout_is_not_resumed_on_another_prompt_and_the_difference_is_
     assert len(engine.requests) == 1
 
 
+async def test_a_resumed_rollout_repeats_the_results_and_counts_the_replies(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str, tool_log: Path
+) -> None:
+    both = tool_call("look", key="rug") + "\n" + tool_call("look", key="lamp")
+    before = len(tool_log.read_text())
+    with serve_script(
+        renderer, replies(both, tool_call("look", key="lamp"), both, ANSWER)
+    ) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            record, task = await claim(store)
+            short = replace(context, rollout=RolloutSection(max_turns=2))
+            stopped, resumed = (MCPSampler(task, record, one) for one in (short, context))
+            await stopped.run()
+            await stopped.finish()
+            resumed.resume(await store.turns.of_record(record.id))
+            assert await resumed.run() == RolloutResult("answered", "7")
+            await resumed.finish()
+            turns = await store.turns.of_record(record.id)
+    assert [turn.advantage for turn in turns] == [None, None, 0.0, None]
+    assert_prompts_as_sent(turns, engine)
+    assert len(tool_log.read_text()[before:].splitlines()) == 5
+
+
 async def test_a_long_reply_is_parsed_off_the_event_loop(
     store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

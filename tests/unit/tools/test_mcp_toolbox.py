@@ -10,10 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp.types import CallToolResult, TextContent
 from support.patience import PATIENCE
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools import ToolsConfig, connect_tools, probe
+from agentrl.tools.servers.result_content import result_text
 
 TOOL_SERVER = Path(__file__).parents[2] / "support/tool_server.py"
 PRYING = TOOL_SERVER.with_name("prying_server.py")
@@ -107,6 +109,23 @@ async def test_every_kind_of_content_becomes_readable_text(
         "[resource file:///b, application/pdf, 3 bytes, not shown]",
     ]
     assert structured.content == '{"price": 21, "name": "Lämpchen"}'
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured", "shown"),
+    [
+        (["5"], {"result": 5}, "5"),
+        (["5"], {"result": 5, "unit": "kg"}, '5\n{"result": 5, "unit": "kg"}'),
+        (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
+        (['{"result": 5}'], {"result": 5}, '{"result": 5}'),
+    ],
+)
+def test_structured_content_is_shown_unless_the_text_has_all_of_it(
+    texts: list[str], structured: dict[str, object], shown: str
+) -> None:
+    blocks = [TextContent(type="text", text=text) for text in texts]
+    result = CallToolResult(content=[*blocks], structured_content=structured)
+    assert result_text(result, 100) == shown
 
 
 async def test_long_results_are_cut_in_the_middle(server_url: str, config_for: ConfigFor) -> None:

@@ -285,6 +285,20 @@ async def test_a_group_without_a_parent_plays_chains(
     assert loop.counts.branched == {"none": 2}
 
 
+async def test_a_rule_sees_the_rounds_before_its_own(
+    store: TrajectoryStore, renderer: Renderer, tmp_path: Path
+) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text("def roots(group):\n    assert [one.round for one in group.records] == [0]\n")
+    rollout = settings(branch_rule=f"{file}:roots")
+    with serve_script(renderer, lambda _: "<answer>step 3</answer>") as engine:
+        await begin_run(store, engine, tree(1, 2))
+        async with open_play(store, engine, None, rollout=rollout) as context:
+            await run(context)
+    (_, *branches) = await store.records.of_task(GROUP)
+    assert [one.no_branch for one in branches] == [f"{file}:roots: it chose the question"] * 2
+
+
 WORLDS = itertools.count()
 
 

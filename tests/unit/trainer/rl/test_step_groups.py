@@ -44,11 +44,12 @@ class Reads:
 
         monkeypatch.setattr(store.ledger, "ready_groups", counted)
 
-    async def step(self, step: int) -> list[str]:
+    async def step(self, step: int, num_groups: int = 1) -> list[str]:
         self.stop.clear()
         self.looks = 0
+        control = CONTROL.model_copy(update={"groups_per_step": num_groups})
         found = await self.reader.read_step(
-            step, groups_consumed=step - 1, control=lambda: CONTROL, stop=self.stop
+            step, groups_consumed=step - 1, control=lambda: control, stop=self.stop
         )
         return [group.task_id for group in found.groups]
 
@@ -140,6 +141,22 @@ async def test_records_of_lost_versions_are_not_fresh(
     assert dict(found.staleness) == {1: 2, 0: 2}
 
 
+async def test_a_record_is_trained_again_while_it_has_a_training_left(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.tasks.add([make_task(0)])
+    first, second = [(await play(store, await claim(store), score=n)).id for n in (0.0, 1.0)]
+    await store.ledger.reserve("trainer", [first], 1)
+    await store.ledger.reserve("trainer", [first, second], 2, max_trained_count=2)
+    found = await Reads(store, monkeypatch, max_trained_count=2).reader.read_step(
+        3,
+        groups_consumed=1,
+        control=lambda: Control(groups_per_step=1, max_staleness=2),
+        stop=asyncio.Event(),
+    )
+    assert [turn.record_id for turn in found.groups[0].turns] == [second]
+
+
 def test_lost_versions_are_mirrored_at_the_version_that_was_resumed() -> None:
     lost = LostVersions(after=4, last=9)
     assert [lost.age_of(version) for version in (3, 4, 5, 8, 9)] == [3, 4, 3, 0, -2]
@@ -174,6 +191,21 @@ async def test_a_group_waits_for_all_of_its_teachers(
         assert await reads.step(1) == []
     await taught(store, "small")
     assert await reads.step(1) == ["train/0/q1"]
+
+
+async def test_with_wait_no_group_overtakes_one_without_its_teacher(
+    store: TrajectoryStore, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player, last = await overtaken(store, model_path)
+    algorithm = {"teachers": ("big",), "advantage_estimator": "opd"}
+    reads = Reads(store, monkeypatch, staleness_policy="wait", **algorithm)
+    for _ in range(2):
+        await taught(store, "big")
+    await player.finish(store, last, 1.0)
+    assert await reads.step(1, num_groups=2) == []
+    for _ in range(2):
+        await taught(store, "big")
+    assert await reads.step(1, num_groups=2) == ["train/0/q0", "train/0/q1"]
 
 
 async def test_a_long_wait_for_a_teacher_ends_the_run_by_name(
