@@ -1,13 +1,15 @@
 """Runs Python that a model wrote, for scorers and tools: without network, files or much memory."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 from weakref import WeakKeyDictionary
@@ -20,6 +22,8 @@ MAX_OUTPUT_BYTES = 64 * 1024
 MAX_FILE_BYTES = 16 << 20
 """Longest file, and output, of a program."""
 _DIRECTORY = "/agentrl-code"
+_LAST_SECONDS = 0.5
+"""How long a program may still run when that which it is connected to has ended."""
 _CONCURRENT = max(1, (os.cpu_count() or 1) // 2)
 _START = """\
 import resource, runpy, sys
@@ -69,16 +73,36 @@ async def run_python(
     Raises:
         ConfigError: this machine has no namespaces, and the program would see the user's files.
     """
-    gap = code_gap()
-    if gap is not None:
-        raise ConfigError(gap)
-    slot = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_CONCURRENT))
-    async with slot:
-        # The directory may hold files that only its owner can remove: the program is gone by then.
-        with scratch_directory("agentrl-code-") as root:
-            work = Path(root, "work")
-            _write_files(work, {**(files or {}), "program.py": program})
-            return await asyncio.to_thread(_run, Path(root), work, stdin, seconds, memory_megabytes)
+    async with _room() as root:
+        program_files = {**(files or {}), "program.py": program}
+        return await asyncio.to_thread(_run, root, program_files, stdin, seconds, memory_megabytes)
+
+
+async def run_connected(
+    program: str,
+    files: Mapping[str, str],
+    other_files: Mapping[str, str],
+    *,
+    seconds: float,
+    memory_megabytes: int = 1024,
+) -> tuple[CodeRun, CodeRun]:
+    """Run a program twice, each in namespaces and a directory of its own, until the second ends.
+
+    What one prints is the input of the other; nothing else connects them.
+
+    Args:
+        program: its source.
+        files: text files of the first's working directory, by name.
+        other_files: those of the second's.
+        seconds: how long both may run.
+        memory_megabytes: memory of each of their processes.
+
+    Raises:
+        ConfigError: this machine has no namespaces, and the program would see the user's files.
+    """
+    async with _room() as root:
+        both = [{**one, "program.py": program} for one in (files, other_files)]
+        return await asyncio.to_thread(_run_connected, root, both, seconds, memory_megabytes)
 
 
 def code_gap() -> str | None:
@@ -89,6 +113,111 @@ def code_gap() -> str | None:
     return f"code of a model runs only in namespaces of its own, which this machine refuses ({gap})"
 
 
+@asynccontextmanager
+async def _room() -> AsyncIterator[Path]:
+    """Wait until a program may run, and yield a directory for it."""
+    gap = code_gap()
+    if gap is not None:
+        raise ConfigError(gap)
+    slot = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_CONCURRENT))
+    async with slot:
+        # The directory may hold files that only its owner can remove: the program is gone by then.
+        with scratch_directory("agentrl-code-") as root:
+            yield Path(root)
+
+
+def _run(
+    root: Path, files: Mapping[str, str], stdin: str, seconds: float, memory_megabytes: int
+) -> CodeRun:
+    (root / "stdin").write_text(stdin, errors="replace")
+    # Files rather than pipes: the limit of their size is the kernel's, and nothing has to be read.
+    with (
+        (root / "stdin").open("rb") as given,
+        (root / "output").open("w+b") as output,
+        _started(root / "program", files, given, output, memory_megabytes) as program,
+    ):
+        run = replace(program.end(seconds), output=_shown(output))
+    return run if run.status is not None else replace(run, errors=f"no end within {seconds:g} s")
+
+
+def _run_connected(
+    root: Path, both: Sequence[Mapping[str, str]], seconds: float, memory_megabytes: int
+) -> tuple[CodeRun, CodeRun]:
+    with ExitStack() as stack:
+        # An end that stays open here would hide from one of them that the other has ended.
+        with ExitStack() as ends:
+            pipes = [os.pipe(), os.pipe()]
+            for end in itertools.chain(*pipes):
+                ends.callback(os.close, end)
+            first, second = (
+                stack.enter_context(_started(root / name, files, read, write, memory_megabytes))
+                for name, files, (read, _), (_, write) in zip(
+                    ("first", "second"), both, pipes, reversed(pipes), strict=True
+                )
+            )
+        ended = second.end(seconds)
+        return first.end(_LAST_SECONDS), ended
+
+
+class _Program:
+    """A program that was started."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", errors: IO[bytes]) -> None:
+        self._process = process
+        self._errors = errors
+        self._started = time.monotonic()
+
+    def end(self, seconds: float) -> CodeRun:
+        """Wait until it has ended, and kill it after that time."""
+        try:
+            status: int | None = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        self.kill()
+        return CodeRun(status, "", _shown(self._errors), time.monotonic() - self._started)
+
+    def kill(self) -> None:
+        """End it with all that it started."""
+        if self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextmanager
+def _started(
+    root: Path,
+    files: Mapping[str, str],
+    stdin: IO[bytes] | int,
+    stdout: IO[bytes] | int,
+    memory_megabytes: int,
+) -> Iterator[_Program]:
+    _write_files(root / "work", files)
+    (root / "root").mkdir(mode=0o755)
+    confinement = Confinement(
+        scratch=root / "root",
+        memory_bytes=memory_megabytes << 20,
+        places={_DIRECTORY: root / "work"},
+        programs=tuple(dict.fromkeys(map(Path, (sys.base_prefix, sys.prefix)))),
+        directory=_DIRECTORY,
+        network=False,
+    )
+    start = _START.format(size=MAX_FILE_BYTES, directory=_DIRECTORY)
+    with (root / "errors").open("w+b") as errors:
+        process = subprocess.Popen(
+            confinement.command([sys.executable, "-I", "-B", "-c", start]),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=errors,
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": _DIRECTORY},
+            start_new_session=True,
+        )
+        program = _Program(process, errors)
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
 def _write_files(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         path = folder / name
@@ -96,45 +225,6 @@ def _write_files(folder: Path, files: Mapping[str, str]) -> None:
             raise ValueError(f"{name} is outside of the working directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, errors="surrogatepass")
-
-
-def _run(root: Path, work: Path, stdin: str, seconds: float, memory_megabytes: int) -> CodeRun:
-    (root / "root").mkdir(mode=0o755)
-    (root / "stdin").write_text(stdin, errors="replace")
-    confinement = Confinement(
-        scratch=root / "root",
-        memory_bytes=memory_megabytes << 20,
-        places={_DIRECTORY: work},
-        programs=tuple(dict.fromkeys(map(Path, (sys.base_prefix, sys.prefix)))),
-        directory=_DIRECTORY,
-        network=False,
-    )
-    start = _START.format(size=MAX_FILE_BYTES, directory=_DIRECTORY)
-    # Files rather than pipes: the limit of their size is the kernel's, and nothing has to be read.
-    with (
-        (root / "stdin").open("rb") as given,
-        (root / "output").open("w+b") as output,
-        (root / "errors").open("w+b") as errors,
-    ):
-        started = time.monotonic()
-        process = subprocess.Popen(
-            confinement.command([sys.executable, "-I", "-B", "-c", start]),
-            stdin=given,
-            stdout=output,
-            stderr=errors,
-            env={"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": _DIRECTORY},
-            start_new_session=True,
-        )
-        try:
-            status: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        shown = _shown(errors) if status is not None else f"no end within {seconds:g} s"
-        return CodeRun(status, _shown(output), shown, time.monotonic() - started)
 
 
 def _shown(file: IO[bytes]) -> str:

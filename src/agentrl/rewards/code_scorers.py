@@ -2,11 +2,12 @@
 
 import json
 import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from agentrl.rewards.code_runs import CodeRun, code_gap, run_python
+from agentrl.rewards.code_runs import CodeRun, code_gap, run_connected, run_python
 from agentrl.rewards.factory import MCPScorerFactory, Verdict
 from agentrl.schema import GroundTruth
 
@@ -16,26 +17,7 @@ _SECONDS = 10.0
 _ALL_SECONDS = 30.0
 """For all tests of an answer: code that never ends must not keep its record from a score."""
 _MAX_DETAIL = 400
-_HARNESS = """\
-import json, os, sys
-tests, mark = json.loads(sys.stdin.readline())
-shown = os.dup(1)
-os.dup2(2, 1)
-names = {"__name__": "answer"}
-with open("answer.py") as file:
-    exec(compile(file.read(), "answer.py", "exec"), names)
-has_failed = False
-for number, test in enumerate(tests):
-    try:
-        exec(compile(test, f"test {number}", "exec"), names)
-    except Exception as error:
-        # Only the first is shown, and what is shown has room for every result.
-        text = "fails" if has_failed else f"{test}: {type(error).__name__}: {error}"
-        has_failed = True
-    else:
-        text = ""
-    os.write(shown, (json.dumps([mark, number, text[:400]]) + "\\n").encode())
-"""
+_EXCHANGE = Path(__file__).with_name("code_exchange.py")
 
 
 def _check_tests(answer: Any) -> str | None:
@@ -52,30 +34,34 @@ def _check_tests(answer: Any) -> str | None:
     return code_gap() if tests else "the list of tests is empty"
 
 
-@MCPScorerFactory.register_scorer("python_tests", needs_answer=True, check_answer=_check_tests)
+@MCPScorerFactory.register_scorer(
+    "python_tests", version="2", needs_answer=True, check_answer=_check_tests
+)
 async def python_tests(answer: str, truth: GroundTruth) -> Verdict:
     """Return the share of tests that the answer's code passes.
 
-    The reference is a test or a list of tests. A statement (`assert f(2) == 4`) runs after the code,
-    in its namespace. A test of the form `{"stdin", "stdout"}` runs the code as a program and
+    The reference is a test or a list of tests. A statement (`assert f(2) == 4`) runs in another
+    process than the code, and sees its names. A test of the form `{"stdin", "stdout"}` runs the code as a program and
     compares what it prints, apart from space at the ends of lines. The last fenced block of the
     answer is the code, or the whole answer without one.
     """
     code = answered_code(answer)
     tests = truth.answer if isinstance(truth.answer, list) else [truth.answer]
-    statements = [test for test in tests if isinstance(test, str)]
-    problems, seconds = await _failed_statements(code, statements) if statements else ([], 0.0)
-    for test in tests:
+    statements = {number: test for number, test in enumerate(tests) if isinstance(test, str)}
+    problems, seconds = await _failed_statements(code, statements) if statements else ({}, 0.0)
+    for number, test in enumerate(tests):
         if isinstance(test, str):
             continue
         if seconds >= _ALL_SECONDS:
-            problems.append(f"the earlier tests took all of {_ALL_SECONDS:g} s")
+            problems[number] = f"the earlier tests took all of {_ALL_SECONDS:g} s"
             continue
         problem, spent = await _failed_program(code, test, min(_SECONDS, _ALL_SECONDS - seconds))
-        problems += problem
+        problems |= {number: problem} if problem else {}
         seconds += spent
-    detail = problems[0][:_MAX_DETAIL] if problems else ""
-    return Verdict(1 - len(problems) / len(tests), detail=detail)
+    detail = next(
+        (f"test {n + 1} of {len(tests)}: {why}" for n, why in sorted(problems.items())), ""
+    )
+    return Verdict(1 - len(problems) / len(tests), detail=detail[:_MAX_DETAIL])
 
 
 def answered_code(answer: str) -> str:
@@ -84,39 +70,40 @@ def answered_code(answer: str) -> str:
     return str(blocks[-1]) if blocks else answer
 
 
-async def _failed_statements(code: str, tests: Sequence[str]) -> tuple[list[str], float]:
-    """Return a line for each statement that failed, and the time they took."""
-    mark = secrets.token_hex(16)  # the code may print, but cannot print a result
-    run = await run_python(
-        _HARNESS,
-        stdin=json.dumps([tests, mark]) + "\n",
-        files={"answer.py": code},
+async def _failed_statements(code: str, tests: Mapping[int, str]) -> tuple[dict[int, str], float]:
+    """Return why tests failed, by their number, and the time they took.
+
+    The code runs in a process that never has the text of a test (`code_exchange`).
+    """
+    answer, run = await run_connected(
+        _EXCHANGE.read_text(),
+        {"answer.py": code},
+        {"tests.json": json.dumps(list(tests.values()))},
         seconds=_SECONDS,
     )
-    results: dict[int, str] = {}
-    for line in run.output.splitlines():
-        try:
-            found, number, text = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
-            continue
-        if found == mark and number not in results:
-            results[number] = text
-    ended = _end(run)
-    problems = (results.get(number, f"{test}: {ended}") for number, test in enumerate(tests))
-    return [problem for problem in problems if problem], run.seconds
+    ended = _end(answer) if run.status is not None else f"no end within {_SECONDS:g} s"
+    results: dict[int, str | None] = {}
+    for line in run.errors.splitlines():
+        with suppress(ValueError, TypeError):  # a line may have been cut
+            position, reason = json.loads(line)
+            results[position] = reason
+    problems: dict[int, str] = {}
+    for position, number in enumerate(tests):
+        reason = results.get(position)
+        if reason != "":
+            problems[number] = ended if reason is None else reason
+    return problems, run.seconds
 
 
-async def _failed_program(
-    code: str, test: Mapping[str, str], seconds: float
-) -> tuple[list[str], float]:
-    """Return a line if the program failed, and the time it took."""
+async def _failed_program(code: str, test: Mapping[str, str], seconds: float) -> tuple[str, float]:
+    """Return why the program failed, if it did, and the time it took."""
     run = await run_python(code, stdin=test["stdin"], seconds=seconds)
     if run.status != 0:
-        return [_end(run)], run.seconds
+        return _end(run), run.seconds
     if _lines(run.output) == _lines(test["stdout"]):
-        return [], run.seconds
-    problem = f"it printed {run.output[:_MAX_DETAIL]!r} for the input {test['stdin'][:80]!r}"
-    return [problem], run.seconds
+        return "", run.seconds
+    shown = f"{run.output[:_MAX_DETAIL]!r} for the input {test['stdin'][:80]!r}"
+    return f"the code printed {shown}", run.seconds
 
 
 def _lines(text: str) -> list[str]:
@@ -126,4 +113,4 @@ def _lines(text: str) -> list[str]:
 def _end(run: CodeRun) -> str:
     """Return why a program ended, in one line."""
     lines = run.errors.strip().splitlines()
-    return lines[-1] if lines else f"exit status {run.status}"
+    return lines[-1] if lines else f"the code ended with exit status {run.status}"
