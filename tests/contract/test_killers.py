@@ -35,7 +35,8 @@ async def test_a_killing_request_is_stopped_before_the_server(
     statuses: list[int] = []
 
     async def agent(_: MCPTask, endpoint: AgentEndpoint) -> str:
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        key = {"Authorization": f"Bearer {endpoint.api_key}"}
+        async with httpx.AsyncClient(trust_env=False, timeout=60, headers=key) as http:
             before = await client.loads()
             for body in BODIES:
                 route = "completions" if '"prompt"' in body else "chat/completions"

@@ -61,7 +61,8 @@ async def shop_agent(task: Any, endpoint: AgentEndpoint) -> str | None:
 async def two_conversations(task: Any, endpoint: AgentEndpoint) -> str | None:
     """Ask for a second opinion in a conversation of its own, and answer as the first one did."""
     answer = await shop_agent(task, endpoint)
-    async with httpx.AsyncClient(timeout=60) as client:
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    async with httpx.AsyncClient(timeout=60, headers=headers) as client:
         message = {"role": "user", "content": f"Is {answer} right? {task.query}"}
         body = {"model": endpoint.model, "messages": [message]}
         response = await client.post(f"{endpoint.base_url}/chat/completions", json=body)

@@ -18,6 +18,8 @@ class Collector:
 
     url: str = ""
     status: int = 200
+    location: str = ""
+    """Where a reply redirects to."""
     spans: list[Span] = field(default_factory=list)
     resources: list[dict[str, Any]] = field(default_factory=list)
     wire: bytes = b""
@@ -45,6 +47,8 @@ def otlp_collector() -> Iterator[Collector]:
                         collector.spans += scope.spans
             self.send_response(collector.status if self.path == "/v1/traces" else 404)
             self.send_header("Content-Length", "0")
+            if collector.location:
+                self.send_header("Location", collector.location)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:

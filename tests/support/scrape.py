@@ -2,19 +2,24 @@
 
 import asyncio
 import urllib.request
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from support.patience import PATIENCE
 
+from agentrl.runtime.telemetry.prometheus import KEY_FILE
+
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def scrape(port: int) -> Samples:
-    """Return (name, labels) -> value; nothing while nobody answers."""
+def scrape(port: int, output: Path) -> Samples:
+    """Return (name, labels) -> value with the key of an output folder; nothing while nobody answers."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        key = (output / KEY_FILE).read_text()
+        url, keys = f"http://127.0.0.1:{port}/metrics", {"Authorization": f"Bearer {key}"}
+        with urllib.request.urlopen(urllib.request.Request(url, headers=keys), timeout=5) as answer:
             text = answer.read().decode()
-    except OSError:  # refused, reset or too slow
+    except OSError:  # no key yet, refused, reset or too slow
         return {}
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -23,11 +28,11 @@ def scrape(port: int) -> Samples:
     }
 
 
-async def scrape_until(port: int, name: str, value: float, **labels: str) -> Samples:
+async def scrape_until(port: int, output: Path, name: str, value: float, **labels: str) -> Samples:
     """Scrape until a sample has reached a value."""
     async with asyncio.timeout(PATIENCE):
         while True:
-            found = await asyncio.to_thread(scrape, port)
+            found = await asyncio.to_thread(scrape, port, output)
             if found.get((name, tuple(sorted(labels.items()))), float("-inf")) >= value:
                 return found
             await asyncio.sleep(0.1)

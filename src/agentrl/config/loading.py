@@ -40,6 +40,7 @@ SECRET_ENVIRONMENT = {
     "mcp_auth_token": "MCP_SERVER_TOKEN",
     "inference_api_key": "AGENTRL_API_KEY",
     "inference_admin_key": "AGENTRL_ADMIN_KEY",
+    "metrics_key": "AGENTRL_METRICS_KEY",
 }
 """Flag -> environment variable that gives the secret when no flag does; children get them this way."""
 

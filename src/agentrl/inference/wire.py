@@ -150,6 +150,11 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
 
 
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+_MAX_LOGPROB = 1e-3
+"""A probability of 1, with the rounding of servers that renormalize after `top_p`."""
+_MIN_LOGPROB = -1e4
+"""No softmax over a trained model's logits reaches it: they differ by hundreds, and finite masks
+begin there. A single lower value would outweigh all others of a step."""
 
 
 def parse_result(
@@ -166,7 +171,7 @@ def parse_result(
     Raises:
         ServerRefused: the server aborted the generation with an error status, or sampled with
             weights of two versions.
-        InferenceError: the response lacks tokens or logprobs.
+        InferenceError: the response lacks tokens or logprobs, or has impossible ones.
     """
     try:
         return _result(body, body["meta_info"], server, adapter)
@@ -184,7 +189,7 @@ def _result(
     kind = reason["type"]
     triples = meta.get("output_token_logprobs") or ()
     output_ids = np.asarray(body["output_ids"], dtype=np.int32)
-    logprobs = np.asarray([triple[0] for triple in triples], dtype=np.float32)
+    logprobs = _logprobs(triples)
     if kind == "abort" and reason.get("status_code"):
         message = f"{server} aborted a generation: {reason.get('message', 'no reason given')}"
         raise ServerRefused(message, int(reason["status_code"]))
@@ -192,10 +197,8 @@ def _result(
         # If a request is aborted while it waits, its last ids or logprobs may be missing.
         length = min(len(output_ids), len(logprobs))
         output_ids, logprobs = output_ids[:length], logprobs[:length]
-    if len(output_ids) != len(logprobs) or np.isnan(logprobs).any():
-        raise InferenceError(
-            f"{server} sent {len(output_ids)} tokens but {len(logprobs)} usable logprobs"
-        )
+    if len(output_ids) != len(logprobs):
+        raise InferenceError(f"{server} sent {len(output_ids)} tokens but {len(logprobs)} logprobs")
     spans = _spans(meta, len(output_ids), adapter)
     if any(span.version == MIXED_VERSION for span in spans):
         raise ServerRefused(f"{server} sampled with weights of two versions", 503)
@@ -233,21 +236,33 @@ def parse_prompt_logprobs(body: Mapping[str, Any], expected: np.ndarray, server:
         server: base address of the server, for errors.
 
     Raises:
-        InferenceError: logprobs are missing or not finite, or are those of other tokens.
+        InferenceError: logprobs are missing or impossible, or are those of other tokens.
     """
     try:
         _, *triples = body["meta_info"]["input_token_logprobs"]
         ids = np.asarray([triple[1] for triple in triples], dtype=np.int64)
-        logprobs = np.asarray([triple[0] for triple in triples], dtype=np.float32)
+        logprobs = _logprobs(triples)
     except _MALFORMED as error:
         raise InferenceError(
             f"{server} sent missing or malformed logprobs of a prompt ({repr(error)[:200]})"
         ) from error
     if not np.array_equal(ids, expected):
         raise InferenceError(f"{server} sent the logprobs of other tokens than it was asked for")
-    if not np.isfinite(logprobs).all():
-        raise InferenceError(f"{server} sent logprobs of a prompt that are not finite")
     return logprobs
+
+
+def _logprobs(triples: Iterable[Sequence[Any]]) -> np.ndarray:
+    """Return the first values of (logprob, token id, text), float32.
+
+    Raises:
+        ValueError: one is not a number, or no logprob that a model can have.
+    """
+    values = [triple[0] for triple in triples]
+    for value in values:
+        # numpy would read `true` as 1 and "-2" as -2. The comparison is false for NaN.
+        if type(value) not in (float, int) or not _MIN_LOGPROB <= value <= _MAX_LOGPROB:
+            raise ValueError(f"a logprob of {value!r}")
+    return np.asarray(values, dtype=np.float32)
 
 
 def parse_partial(

@@ -94,13 +94,7 @@ async def training_session(
         with ExitStack() as stack:
             trackers = open_trackers(config)
             stack.callback(trackers.finish)
-            stack.enter_context(
-                metrics_endpoint(
-                    config.run.metrics_host,
-                    config.run.metrics_port,
-                    lambda: trainer_metrics(history),
-                )
-            )
+            stack.enter_context(metrics_endpoint(config.run, lambda: trainer_metrics(history)))
             yield TrainingSession(config.run, settings.trainer, group, history, trackers, stop)
 
 

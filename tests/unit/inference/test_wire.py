@@ -1,5 +1,7 @@
 """Requests and results on the wire."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from support.stub_server import generation
@@ -10,6 +12,7 @@ from agentrl.inference.wire import (
     GenerateRequest,
     fit_spans,
     join_results,
+    parse_partial,
     parse_prompt_logprobs,
     parse_result,
     policy_version,
@@ -131,11 +134,34 @@ def test_result_that_lacks_a_part_is_an_error(missing: str) -> None:
         parse_result(body, "http://s")
 
 
-def test_null_logprob_is_an_error() -> None:
+IMPOSSIBLE = [None, True, False, "-2.0", [-2.0], 50, 0.002, -10_001.0, -3e38, float("nan")]
+
+
+@pytest.mark.parametrize("value", IMPOSSIBLE)
+def test_a_logprob_that_no_model_has_is_an_error(value: object) -> None:
     body = generation([5, 6])
-    body["meta_info"]["output_token_logprobs"][0][0] = None
-    with pytest.raises(InferenceError):
+    body["meta_info"]["output_token_logprobs"][0][0] = value
+    with pytest.raises(InferenceError, match="http://s"):
         parse_result(body, "http://s")
+    with pytest.raises(InferenceError, match="http://s"):
+        parse_partial(body, "http://s")
+
+
+def prompt_answer(*triples: list[Any]) -> dict[str, Any]:
+    return {"meta_info": {"input_token_logprobs": [[None, 4, None], *triples]}}
+
+
+@pytest.mark.parametrize("value", IMPOSSIBLE)
+def test_a_teachers_logprob_that_no_model_has_is_an_error(value: object) -> None:
+    body = prompt_answer([-1.0, 5, None], [value, 6, None])
+    with pytest.raises(InferenceError, match="http://t sent missing or malformed logprobs"):
+        parse_prompt_logprobs(body, np.array([5, 6]), "http://t")
+
+
+def test_the_least_and_the_greatest_logprobs_are_read() -> None:
+    body = prompt_answer([-1e4, 5, None], [0, 6, None], [1e-6, 7, None])
+    read = parse_prompt_logprobs(body, np.array([5, 6, 7]), "http://t")
+    np.testing.assert_array_equal(read, np.float32([-1e4, 0, 1e-6]))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +171,7 @@ def test_null_logprob_is_an_error() -> None:
         ([[None, 5, None], [-1.0, 6, None], [-2.0, 8, None]], "of other tokens"),
         ([[None, 4, None], [-1.0, 5, None], [-2.0, 6, None]], "of other tokens"),
         ([[None, 5, None], [-1.0, 6, None]], "of other tokens"),
-        ([[None, 5, None], [-1.0, 6, None], [float("-inf"), 7, None]], "not finite"),
+        ([[None, 5, None], [-1.0, 6, None], [float("-inf"), 7, None]], "missing or malformed"),
         ([[None, 5, None], [-1.0, 6, None], ["x", 7, None]], "missing or malformed"),
         ([], "missing or malformed"),
     ],

@@ -48,7 +48,10 @@ class RunSection(ConfigSection):
     """Port of this process's Prometheus endpoint (`/metrics`); no endpoint by default. `agentrl
     run` gives this port to the trainer and the following ones to its samplers."""
     metrics_host: Annotated[str, ADDRESS] = "127.0.0.1"
-    """Address that the Prometheus endpoint listens on. The endpoint requires no key."""
+    """Address that the Prometheus endpoint listens on."""
+    metrics_key: SecretStr | None = None
+    """Key that scrapers send (`Authorization: Bearer`); `AGENTRL_METRICS_KEY` by default, else a key
+    that the run makes, in `metrics-key` of its output directory."""
     otlp_endpoint: SecretUrl | None = None
     """Base address of an OpenTelemetry collector (`http://127.0.0.1:4318`) that receives a trace of
     every rollout; none by default (see docs/tracing.md)."""

@@ -65,7 +65,9 @@ class JsonTransport:
         """Return the status of a GET without a key; None without a response."""
         timeout = aiohttp.ClientTimeout(_HEALTH_SECONDS)
         try:
-            async with self._http.get(self.base_url + path, timeout=timeout) as response:
+            async with self._http.get(
+                self.base_url + path, timeout=timeout, allow_redirects=False
+            ) as response:
                 return response.status
         except (aiohttp.ClientError, TimeoutError):
             return None
@@ -95,7 +97,7 @@ class JsonTransport:
         Raises:
             ServerLost: the server closed the connection before the end of its response.
             ServerUnreachable: there was no response, or reading it failed.
-            ServerRefused: the response has an error status.
+            ServerRefused: the response has an error status, or redirects elsewhere.
             InferenceError: the response is compressed.
         """
         url = self.base_url + path
@@ -107,11 +109,13 @@ class JsonTransport:
                 data=None if body is None else BytesIO(_encoded(body, url)),
                 headers=headers | _JSON_HEADERS if body is not None else headers,
                 timeout=aiohttp.ClientTimeout(timeout_seconds, sock_connect=_CONNECT_SECONDS),
+                # Another host would receive prompts and, where only the path differs, keys.
+                allow_redirects=False,
             ) as response:
                 encoding = response.headers.get("Content-Encoding", "identity")
                 if encoding != "identity":
                     raise InferenceError(f"{url} sent a compressed body ({encoding})")
-                if response.status >= 400:
+                if response.status >= 300:
                     content = await self.content(response, max_bytes=_MAX_ERROR_BYTES)
                     text = _error_text(content, response.reason)
                     raise ServerRefused(

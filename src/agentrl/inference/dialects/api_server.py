@@ -1,7 +1,7 @@
 """`APIServer`: the HTTP server through which clients call the models of rollouts.
 
-Every rollout has its own address, `/s/<session>/v1`; `/v1` itself serves the rollout whose API key
-a request carries.
+Every rollout has its own address, `/s/<session>/v1`, and its own API key, which every call carries;
+`/v1` itself serves the rollout whose key that is.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentrl.addresses import family_of, http_address, is_loopback
+from agentrl.addresses import family_of, http_address
 from agentrl.errors import APIError, ConfigError
 from agentrl.inference import openapi
 from agentrl.inference.dialects import (
@@ -70,8 +70,6 @@ class APIServer:
     def __init__(self, host: str, port: int) -> None:
         self.address = http_address(host, port)
         self._sessions: dict[str, ModelSession] = {}
-        # On loopback, a program may omit the key, because a session's random path is secret.
-        self._needs_key = not is_loopback(host)
 
     @classmethod
     @asynccontextmanager
@@ -175,7 +173,7 @@ class APIServer:
         """Return the rollout that a request belongs to.
 
         Raises:
-            APIError: there is none, or the key is another rollout's.
+            APIError: there is none, or the key is not its own.
         """
         session_id = http.path_params.get("session") or http.headers.get(SESSION_HEADER)
         if session_id is None:
@@ -191,10 +189,10 @@ class APIServer:
         session = self._sessions.get(session_id)
         if session is None:
             raise session_over()
-        if (key or self._needs_key) and not _keys_match(key, session.key):
-            raise APIError(
-                "the API key belongs to another rollout", status=401, code="invalid_api_key"
-            )
+        # An address is no secret: programs show it in their arguments and logs.
+        if not _keys_match(key, session.key):
+            reason = "belongs to another rollout" if key else "is missing"
+            raise APIError(f"the API key {reason}", status=401, code="invalid_api_key")
         return session
 
 

@@ -27,6 +27,7 @@ from environment_kinds import (  # type: ignore[import-not-found]
     Mistake,
     RolloutLimitReached,
     World,
+    open_url,
 )
 
 _MAX_ERROR_CHARS = 300
@@ -75,7 +76,7 @@ class _ModelAtEndpoint:
             },
         )
         try:
-            with urllib.request.urlopen(request) as reply:
+            with open_url(request) as reply:
                 message: dict[str, Any] = json.load(reply)["choices"][0]["message"]
         except urllib.error.HTTPError as error:
             api_error = json.loads(error.read())["error"]

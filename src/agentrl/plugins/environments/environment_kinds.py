@@ -42,6 +42,14 @@ _TOOL_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
 _CAPACITY_SECONDS, _MAX_CAPACITY_WAITS = 0.5, 1200
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Send keys and conversations to no other host: a redirect is an error."""
+
+
+open_url = urllib.request.build_opener(_NoRedirects).open
+
+
 class World(Protocol):
     """What an environment changes besides its conversation, as far as it can be saved and restored."""
 
@@ -422,7 +430,7 @@ class OpenEnv:
 
 def _schema_of_actions(url: str) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"{url}/schema", timeout=10) as reply:
+        with open_url(f"{url}/schema", timeout=10) as reply:
             schema: dict[str, Any] = json.load(reply)["action"]
     except (OSError, ValueError, KeyError) as error:
         raise Mistake(f"no OpenEnv server responds at this address ({error})") from None

@@ -12,11 +12,12 @@ from urllib.parse import quote
 from uvicorn.config import LOGGING_CONFIG
 
 from agentrl.addresses import http_address, is_loopback
+from agentrl.config.private_files import kept_key
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
 from agentrl.plugins.inspector.example_run import ExampleTour
 from agentrl.plugins.inspector.inspector_app import InspectorApp
-from agentrl.plugins.inspector.reader_access import TOKEN_VARIABLE, kept_token
+from agentrl.plugins.inspector.reader_access import TOKEN_VARIABLE
 from agentrl.plugins.inspector.run_sources import RunSources
 from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
@@ -25,6 +26,8 @@ from agentrl.runtime.ports import listening, listening_near
 logger = logging.getLogger(__name__)
 
 FIRST_PORT = 8480
+TOKEN_FILE = "ui-token"
+"""File with the token of the inspectors of a folder; it stays, so that links survive a restart."""
 _CLOSE_SECONDS = 1
 
 
@@ -55,7 +58,7 @@ async def serve_inspector(
     with listening_near(host, FIRST_PORT) if port is None else listening(host, port) as listener:
         bound = listener.getsockname()[1]
         folder = PRIVATE_MONGO_ROOT.parent if tour is None else config.private_mongo_dir.parent
-        token = os.environ.get(TOKEN_VARIABLE) or kept_token(folder)
+        token = os.environ.get(TOKEN_VARIABLE) or kept_key(folder / TOKEN_FILE)
         sources = RunSources(config)
         app = InspectorApp(
             sources,

@@ -6,15 +6,12 @@ from scripts and other sites keeps it. Pages load everything from this server.
 """
 
 import secrets
-from pathlib import Path
 from urllib.parse import urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from agentrl.config.private_files import write_private
 
 TOKEN_VARIABLE = "AGENTRL_UI_TOKEN"
 _CONTENT_POLICY = "; ".join(
@@ -34,17 +31,6 @@ _HEADERS = {
 _TOKEN_REQUIRED = (
     "This inspector requires a token: open the address with ?token= that `agentrl ui` printed.\n"
 )
-
-
-def kept_token(folder: Path) -> str:
-    """Return the token of the inspectors of this folder, made at the first start.
-
-    It stays the same, so that links survive a restart.
-    """
-    file = folder / "ui-token"
-    if not file.exists():
-        write_private(file, secrets.token_urlsafe(32))
-    return file.read_text(encoding="utf-8").strip()
 
 
 class ReaderAccess:

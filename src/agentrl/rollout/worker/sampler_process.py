@@ -104,13 +104,7 @@ async def _sample(config: RootConfig) -> int:
             summarizer=summarizer,
             notice=lambda: watch.notice or agents.notice,
         )
-        stack.enter_context(
-            metrics_endpoint(
-                config.run.metrics_host,
-                config.run.metrics_port,
-                lambda: sampler_metrics(scheduler.state),
-            )
-        )
+        stack.enter_context(metrics_endpoint(config.run, lambda: sampler_metrics(scheduler.state)))
         return await scheduler.run()
 
 

@@ -24,17 +24,16 @@ _FOREIGN_SITES = ("cross-site", "same-site")
 class HttpGuard:
     """ASGI middleware that checks `Host`, `Origin` and the type of a body."""
 
-    def __init__(self, app: _App, host: str, *, carries_secrets: bool = True) -> None:
+    def __init__(self, app: _App, host: str) -> None:
         """Wrap an application.
 
         Args:
             app: the application.
             host: the address that it listens on; on loopback, `Host` must be a loopback name.
-            carries_secrets: whether to warn of plain HTTP beyond loopback.
         """
         self._app = app
         self._is_local = is_loopback(host)
-        if carries_secrets and not self._is_local:
+        if not self._is_local:
             logger.warning(
                 "listening on %s over plain HTTP: keys and texts cross the network unencrypted; "
                 "use a TLS proxy unless you trust the network",

@@ -132,11 +132,14 @@ class _CountingExporter(SpanExporter):
 
 
 class _BoundedSession(requests.Session):
-    """Reads only the status of a reply."""
+    """Reads only the status of a reply, and follows none to another address."""
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-        with super().send(request, **{**options, "stream": True}) as response:
+        bounds = {"stream": True, "allow_redirects": False}
+        with super().send(request, **{**options, **bounds}) as response:
             response.raw = io.BytesIO(response.raw.read(_REPLY_BYTES))
+        if response.is_redirect:
+            raise requests.TooManyRedirects("it redirects to another address")
         return response
 
 

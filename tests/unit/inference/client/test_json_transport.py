@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from support.fuzzing import TryCases
 from support.stub_server import generation, stub_server
 
-from agentrl.errors import InferenceError, ServerLost, ServerUnreachable
+from agentrl.errors import InferenceError, ServerLost, ServerRefused, ServerUnreachable
 from agentrl.inference.client import json_transport
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import GenerateRequest, parse_partial, parse_result
@@ -61,6 +61,22 @@ async def test_what_is_no_answer_is_an_error_that_names_the_server(
         with pytest.raises(InferenceError, match=reason) as failed:
             await client.generate(REQUEST, (lambda _: None) if stream else None)
     assert server.url in str(failed.value)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_redirects_sends_no_prompt_elsewhere(*, stream: bool) -> None:
+    async def elsewhere(_: dict[str, Any]) -> Response:
+        return JSONResponse(generation([7]))
+
+    async with stub_server(elsewhere) as other:
+
+        async def redirect(_: dict[str, Any]) -> Response:
+            return RedirectResponse(f"{other.url}/generate", 307)
+
+        async with stub_server(redirect) as server, SGLangClient(server.url) as client:
+            with pytest.raises(ServerRefused, match="answered 307"):
+                await client.generate(REQUEST, (lambda _: None) if stream else None)
+    assert other.bodies == []
 
 
 BODIES = st.fixed_dictionaries(

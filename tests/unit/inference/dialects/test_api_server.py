@@ -52,7 +52,10 @@ async def client_of(session: ModelSession) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         APIServer.open("127.0.0.1") as server,
         server.serve(session) as endpoint,
-        httpx.AsyncClient(base_url=endpoint.base_url) as client,
+        httpx.AsyncClient(
+            base_url=endpoint.base_url,
+            headers={"Authorization": f"Bearer {session.key}", "x-key": session.key},
+        ) as client,
     ):
         yield client
 
@@ -117,7 +120,7 @@ async def test_a_further_dialect_is_a_module_and_an_entry(monkeypatch: pytest.Mo
         wrong = await client.post("/shouts", json={"say": "fail"})
         shared = client.base_url.copy_with(path="/v1/shouts")
         keyed = await client.post(shared, json={"say": "hi"}, headers={"x-key": session.key})
-        unknown = await client.post(shared, json={"say": "hi"})
+        unknown = await client.post(shared, json={"say": "hi"}, headers={"x-key": ""})
     assert (whole.json(), parts.text) == ({"shout": "HELLO"}, "HELLO!")
     assert (wrong.status_code, wrong.json()) == (400, {"WRONG": "CANNOT BE HAD"})
     assert keyed.json() == {"shout": "HI"}

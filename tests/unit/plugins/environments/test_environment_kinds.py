@@ -1,5 +1,9 @@
 """What a policy says to an environment is its move, whatever it is."""
 
+import threading
+import urllib.error
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
 from agentrl.plugins.environments.environment_facts import ENVIRONMENTS
@@ -9,6 +13,7 @@ from agentrl.plugins.environments.environment_kinds import (
     Mistake,
     _as_action,
     _check_arguments,
+    open_url,
 )
 
 SCHEMA = {"required": ["guess"]}
@@ -30,3 +35,24 @@ def test_a_size_beyond_what_a_run_takes_is_refused_before_tasks_are_listed(size:
     _check_arguments({"size": MAX_TASKS}, {"size": 500})
     with pytest.raises(Mistake, match=f"size={size}: expected a number from 1 to {MAX_TASKS:,}"):
         _check_arguments({"size": size}, {"size": 500})
+
+
+def test_a_server_that_redirects_is_not_followed() -> None:
+    asked = []
+
+    class Redirects(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirects) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with pytest.raises(urllib.error.HTTPError, match="302"):
+            open_url(f"http://127.0.0.1:{server.server_address[1]}/schema")
+        server.shutdown()
+    assert asked == ["/schema"]

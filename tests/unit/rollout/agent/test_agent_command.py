@@ -25,7 +25,8 @@ ASK = """
 import json, os, sys, urllib.request
 body = {"model": os.environ["AGENTRL_MODEL"], "messages": [{"role": "user", "content": sys.argv[1]}]}
 request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-    json.dumps(body).encode(), {"Content-Type": "application/json"})
+    json.dumps(body).encode(),
+    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
 answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 """
 NOWHERE = AgentEndpoint("http://127.0.0.1:9/v1", "m", "k")

@@ -526,7 +526,8 @@ async def test_what_cannot_fit_is_refused_before_it_is_tokenized(
         with monkeypatch.context() as patch:
             for name in ("render", "encode", "decode"):
                 patch.setattr(Renderer, name, never)
-            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+            key = {"Authorization": f"Bearer {endpoint.api_key}"}
+            async with httpx.AsyncClient(trust_env=False, timeout=60, headers=key) as client:
                 answer = await client.post(
                     f"{endpoint.base_url}/{route}", json={"model": MODEL, **more}
                 )
@@ -576,21 +577,23 @@ async def test_a_call_after_the_rollout_is_refused_and_one_under_way_is_ended(
     assert await store.database["turns"].count_documents({}) == 0
 
 
-@pytest.mark.parametrize("is_local", [True, False])
-async def test_another_key_than_the_rollouts_is_refused(
-    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch, is_local: bool
+async def test_another_key_than_the_rollouts_is_refused_and_so_is_none(
+    store: TrajectoryStore, renderer: Renderer
 ) -> None:
-    """Beyond loopback, so is none."""
-    monkeypatch.setattr("agentrl.inference.dialects.api_server.is_loopback", lambda host: is_local)
-
     async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
         for key in ("sk-guess", "schlüssel"):
             async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key) as client:
                 with pytest.raises((openai.AuthenticationError, UnicodeEncodeError)):
                     await client.models.list()
         async with httpx.AsyncClient(trust_env=False) as http:
-            keyless = await http.get(f"{endpoint.base_url}/models")
-        assert keyless.status_code == (200 if is_local else 401)
+            names = await http.get(f"{endpoint.base_url}/models")
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "7?"}]}
+            call = await http.post(f"{endpoint.base_url}/chat/completions", json=body)
+            tokens = {"token_ids": [1], "sampling_params": {}}
+            generation = await http.post(
+                f"{endpoint.anthropic_base_url}/inference/v1/generate", json=tokens
+            )
+        assert [one.status_code for one in (names, call, generation)] == [401] * 3
         async with client_of(endpoint) as client:
             models = [model.id async for model in client.models.list()]
             assert models == [MODEL]
@@ -758,7 +761,10 @@ async def test_a_malformed_body_is_refused_and_is_no_failure_of_the_infrastructu
             answer = await client.post(
                 f"{endpoint.base_url}/{route}",
                 content=json.dumps({"model": MODEL, **more}),
-                headers={"Content-Type": "application/json"},
+                headers={
+                    "Content-Type": "application/json",
+                    "Authorization": f"Bearer {endpoint.api_key}",
+                },
             )
         assert answer.status_code in (400, 404, 413)
         assert re.search(problem, answer.json()["error"]["message"])

@@ -321,19 +321,22 @@ assert "agentrl.store.views.reports" not in sys.modules
 
 
 async def test_prometheus_sees_what_a_sampler_does(
-    store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]
+    store: TrajectoryStore,
+    engine: ScriptedEngine,
+    start: Callable[..., subprocess.Popen[bytes]],
+    tmp_path: Path,
 ) -> None:
     await begin_run(store, engine, *tasks(2))
-    port = free_port()
-    sampler = start(metrics_port=port)
-    found = await scrape_until(port, "agentrl_sampler_slots_total", 4, end="scored")
+    port, output = free_port(), tmp_path / "output"
+    sampler = start(metrics_port=port, output_dir=output)
+    found = await scrape_until(port, output, "agentrl_sampler_slots_total", 4, end="scored")
     assert found[("agentrl_sampler_slots_total", (("end", "failed"),))] == 0
     assert found[("agentrl_sampler_running_rollouts", ())] == 0
     assert found[("agentrl_sampler_servers_up", ())] == 1
     sampled = sum([record.num_output_tokens for record in await records(store)])
     assert found[("agentrl_sampler_output_tokens_total", ())] == sampled
     idle = {"reason": "no_task"}
-    await scrape_until(port, "agentrl_sampler_waiting_seconds_total", 0.1, **idle)
+    await scrape_until(port, output, "agentrl_sampler_waiting_seconds_total", 0.1, **idle)
     sampler.send_signal(signal.SIGTERM)
     assert await ended(sampler) == 0
 

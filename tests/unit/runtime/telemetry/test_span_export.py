@@ -78,6 +78,18 @@ def test_a_refusing_collector_is_quoted(
     assert last.startswith("1 of 1 spans did not reach")
 
 
+def test_a_collector_that_redirects_has_nothing_sent_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with otlp_collector() as collector, otlp_collector() as other:
+        collector.status, collector.location = 307, f"{other.url}/v1/traces"
+        make_spans(collector.url, 1)
+    assert other.spans == []
+    first, last = said(caplog)
+    assert "redirects to another address" in first
+    assert last.startswith("1 of 1 spans did not reach")
+
+
 async def test_spans_do_not_hold_the_event_loop_while_a_collector_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -290,7 +290,7 @@ async def test_prometheus_sees_what_a_trainer_does(
             stderr=log,
         )
     try:
-        found = await scrape_until(port, "agentrl_trainer_step", 1)
+        found = await scrape_until(port, config.run.output_path, "agentrl_trainer_step", 1)
         step = json.loads(await first_line(config.run.output_path / "metrics.jsonl"))
         assert found[("agentrl_trainer_loss", ())] == step["loss"]
         assert found[("agentrl_trainer_trained_tokens_total", ())] == step["num_trained_tokens"]
