@@ -23,7 +23,7 @@ _MAX_TESTS_BYTES = 64 << 20
 """Maximum size of hidden tests; a small compressed text may expand far beyond it."""
 
 
-def mbpp(row: Row, folder: Path) -> Row:
+def mbpp(row: Row, folder: Path | None) -> Row:
     """Return a task of MBPP, with its tests in the question, as its authors prompt."""
     tests = [text_of(test) for test in decoded(row["test_list"], "test_list")]
     imports = row.get("test_imports") or []
@@ -36,7 +36,7 @@ def mbpp(row: Row, folder: Path) -> Row:
     }
 
 
-def human_eval(row: Row, folder: Path) -> Row:
+def human_eval(row: Row, folder: Path | None) -> Row:
     """Return a task of HumanEval, whose prompt is the beginning of a function."""
     check = f"{text_of(row['test'])}\n\ncheck({text_of(row['entry_point'])})"
     return {
@@ -45,18 +45,18 @@ def human_eval(row: Row, folder: Path) -> Row:
     }
 
 
-def input_output(row: Row, folder: Path) -> Row:
+def input_output(row: Row, folder: Path | None) -> Row:
     """Return a task of APPS or TACO."""
     query = _with_starter(text_of(row["question"]), row)
     return {"query": query, "answer": _pairs(_json(row["input_output"], "input_output"))}
 
 
-def ground_truth(row: Row, folder: Path) -> Row:
+def ground_truth(row: Row, folder: Path | None) -> Row:
     """Return a task of Eurus-2-RL, whose tests are JSON in `reward_model.ground_truth`."""
     return {"answer": _pairs(_json(row["answer"], "reward_model.ground_truth"))}
 
 
-def code_contests(row: Row, folder: Path) -> Row:
+def code_contests(row: Row, folder: Path | None) -> Row:
     """Return a task of CodeContests with its public, private and generated tests."""
     inputs, outputs = list[Any](), list[Any]()
     for column in ("public_tests", "private_tests", "generated_tests"):
@@ -67,7 +67,7 @@ def code_contests(row: Row, folder: Path) -> Row:
     return {"query": text_of(row["description"]), "answer": pairs}
 
 
-def live_code_bench(row: Row, folder: Path) -> Row:
+def live_code_bench(row: Row, folder: Path | None) -> Row:
     """Return a task of LiveCodeBench with its public and private tests."""
     tests = decoded(row["public_test_cases"], "public_test_cases")
     if row.get("private_test_cases"):

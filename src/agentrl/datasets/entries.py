@@ -75,6 +75,14 @@ def read_entries(source: Path) -> Iterator[Entry]:
         raise _missing_error(source)
 
 
+def folder_of(source: Path) -> Path | None:
+    """Return the folder whose files the entries of a dataset may name; None for one of the hub."""
+    folder = _folder(source)
+    if folder.is_dir():
+        return folder
+    return source.parent if source.is_file() or not _is_hub_name(source) else None
+
+
 def _kind(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 

@@ -5,7 +5,7 @@ Entries use the field names of `MCPDataset`, their synonyms, or the names of TRL
 decimals) are converted.
 
 Images are given as `images` or `image` (one or a list), or as `image_url` parts in the first user
-message: http(s) or `data:` URLs, files next to the question file, or the `{"bytes": ..}` of Hugging
+message: http(s) or `data:` URLs, files below the question file's folder (`row_files`), or the `{"bytes": ..}` of Hugging
 Face datasets. Files are read here, so samplers never open files named by questions.
 
 Independent of file formats (see `entries`) and tasks (see `task_stream`).
@@ -23,6 +23,7 @@ from typing import Any
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry
+from agentrl.datasets.row_files import open_row_file
 from agentrl.datasets.row_shapes import RowShape, shape_of
 from agentrl.schema.answer_form import TAG, asked_schema, is_answer_schema, is_asked
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
@@ -81,14 +82,14 @@ class Question:
         return None if told or asked == self.answer_schema else asked
 
 
-def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> Question:
+def question_of(entry: Any, defaults: DataSection, where: str, folder: Path | None) -> Question:
     """Return the question of an entry.
 
     Args:
         entry: the decoded entry.
         defaults: scorer, answer schema and system prompt of entries that name none.
         where: the entry's place in the file ("line 3"); becomes its id if it has none.
-        folder: directory to which the file names of images are relative.
+        folder: directory whose files the entry may name; None if it may name none.
 
     Raises:
         BadEntry: the question is missing, or a field is invalid.
@@ -140,7 +141,7 @@ def known_shape(entry: Mapping[str, Any], defaults: DataSection) -> RowShape | N
 
 
 def _fields_of(
-    shape: RowShape, entry: Mapping[str, Any], defaults: DataSection, folder: Path
+    shape: RowShape, entry: Mapping[str, Any], defaults: DataSection, folder: Path | None
 ) -> dict[str, Any]:
     if shape.runs_code and not defaults.default_scorer:
         raise BadEntry(
@@ -301,7 +302,7 @@ def _first_content(entry: Mapping[str, Any], role: str) -> Any:
     return None
 
 
-def _images(entry: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
+def _images(entry: Mapping[str, Any], folder: Path | None) -> tuple[str, ...]:
     """Return the addresses of an entry's images: http(s) and `data:` URLs."""
     given = entry.get("images") or entry.get("image") or ()
     if isinstance(given, str | dict):
@@ -315,12 +316,12 @@ def _images(entry: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
     return found
 
 
-def image_address(image: object, folder: Path) -> str:
+def image_address(image: object, folder: Path | None) -> str:
     """Return the http(s) or `data:` URL of an image that an entry names.
 
     Args:
         image: an address, a file, or a file's bytes as datasets hold them.
-        folder: directory to which the file's name is relative.
+        folder: directory whose files may be named; None if none may.
 
     Raises:
         BadEntry: it is none of these, or not an image.
@@ -337,11 +338,8 @@ def image_address(image: object, folder: Path) -> str:
         if image.startswith("data:"):
             image_from_data_url(image)
             return image
-        file = folder / image
-        if file.exists() and not file.is_file():
-            raise ValueError("not a file")
-        with file.open("rb") as opened:
+        with open_row_file(folder, image) as opened:
             return image_from_bytes(opened.read(_MAX_IMAGE_CHARS)).data_url
-    except (OSError, ValueError) as error:
+    except (BadEntry, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadEntry(f"image {str(image)[:80]!r}: {reason}") from None

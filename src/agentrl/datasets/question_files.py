@@ -16,7 +16,7 @@ from typing import Any, Self, overload
 import numpy as np
 
 from agentrl.config.sections import DataSection
-from agentrl.datasets.entries import read_entries
+from agentrl.datasets.entries import folder_of, read_entries
 from agentrl.datasets.question import Question, ScorerCheck, question_of, unread_keys
 from agentrl.errors import ConfigError, DatasetError
 
@@ -113,9 +113,10 @@ class QuestionFile(Sequence[Question]):
             if len(places) < _MAX_NAMED_PROBLEMS:
                 places.setdefault(str(problem), where)
 
+        folder = folder_of(self._path)
         for where, entry in read_entries(self._path):
             try:
-                question = question_of(entry, defaults, where, self._path.parent)
+                question = question_of(entry, defaults, where, folder)
                 if check_scorer is not None:
                     references = (question.answer, *question.aug_answers)
                     check_scorer(

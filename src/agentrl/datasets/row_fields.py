@@ -5,6 +5,7 @@ import binascii
 import hashlib
 import json
 import math
+import os
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.datasets.entries import BadEntry
+from agentrl.datasets.row_files import open_row_file
 from agentrl.schema.answer_form import BOXED, find_answer
 
 Row = Mapping[str, Any]
@@ -25,6 +27,7 @@ _TEXT_SUFFIXES = frozenset(
 )
 _MAX_ATTACHED_BYTES = 100_000
 """Maximum size of an attachment whose text is added to a question."""
+_MAX_SHOWN = 80
 
 
 def first_of(row: Row, *names: str) -> Any:
@@ -244,11 +247,12 @@ def browsecomp(row: Row) -> Row:
     return texts
 
 
-def attached(row: Row, folder: Path) -> Row:
+def attached(row: Row, folder: Path | None) -> Row:
     """Return a GAIA question with its attachment: an image is shown, a text added.
 
     Raises:
-        BadEntry: the answer is hidden, or the attachment is missing or of another kind.
+        BadEntry: the answer is hidden, or the attachment is missing, outside of the folder, or of
+            another kind.
     """
     question, answer = text_of(row["Question"]), text_of(row["Final answer"])
     if answer == "?":
@@ -257,21 +261,20 @@ def attached(row: Row, folder: Path) -> Row:
     name = row.get("file_name")
     if not name:
         return fields
-    candidates = [folder / str(one) for one in (row.get("file_path"), name) if one]
-    file = next((one for one in candidates if one.is_file()), None)
-    if file is None:
-        raise BadEntry(
-            f"attachment {name!r} not found; put it beside the questions, or leave the row out"
-        )
-    if file.suffix.lower() in _IMAGE_SUFFIXES:
-        return {**fields, "images": [str(file.relative_to(folder))]}
-    if file.suffix.lower() not in _TEXT_SUFFIXES or file.stat().st_size > _MAX_ATTACHED_BYTES:
-        raise BadEntry(
-            f"attachment {name!r} is neither an image nor a text of at most "
-            f"{_MAX_ATTACHED_BYTES:,} bytes: convert it to one of them, or leave the row out"
-        )
+    places = [str(one) for one in (row.get("file_path"), name) if one]
+    place = next((one for one in places if os.path.exists((folder or Path()) / one)), places[-1])
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadEntry(f"attachment {name!r}: {error}") from None
+        with open_row_file(folder, place) as file:
+            content = file.read(_MAX_ATTACHED_BYTES + 1)
+        suffix = Path(place).suffix.lower()
+        if suffix in _IMAGE_SUFFIXES:
+            return {**fields, "images": [place]}
+        if suffix not in _TEXT_SUFFIXES or len(content) > _MAX_ATTACHED_BYTES:
+            raise BadEntry(
+                f"neither an image nor a text of at most {_MAX_ATTACHED_BYTES:,} bytes: convert it "
+                "to one of them, or leave the row out"
+            )
+        text = content.decode()
+    except (BadEntry, UnicodeDecodeError) as error:
+        raise BadEntry(f"attachment {place[:_MAX_SHOWN]!r}: {error}") from None
     return {**fields, "query": f"{question}\n\nContent of {name}:\n{text}"}

@@ -42,7 +42,7 @@ class RowShape:
     """What the reference is, for the user; or what to do with rows that cannot be read."""
     columns: frozenset[str]
     """The columns that a row has."""
-    fields: Callable[[Row, Path], Fields]
+    fields: Callable[[Row, Path | None], Fields]
     """Returns the fields that differ from those of a plain row.
 
     Args: the row, and the directory of its file. Raises BadEntry: it cannot be used.
@@ -83,8 +83,8 @@ def _is_list(name: str) -> Callable[[Row], bool]:
     return lambda row: isinstance(row[name], list) and bool(row[name])
 
 
-def _refused(advice: str) -> Callable[[Row, Path], Fields]:
-    def refuse(row: Row, folder: Path) -> Fields:
+def _refused(advice: str) -> Callable[[Row, Path | None], Fields]:
+    def refuse(row: Row, folder: Path | None) -> Fields:
         raise BadEntry(advice)
 
     return refuse
@@ -93,7 +93,7 @@ def _refused(advice: str) -> Callable[[Row, Path], Fields]:
 def _code(
     name: str,
     columns: str,
-    fields: Callable[[Row, Path], Fields],
+    fields: Callable[[Row, Path | None], Fields],
     holds: Callable[[Row], bool] = lambda row: True,
 ) -> RowShape:
     return RowShape(
@@ -108,8 +108,8 @@ def _code(
     )
 
 
-def _math(reference: Callable[[Row], str]) -> Callable[[Row, Path], Fields]:
-    def fields(row: Row, folder: Path) -> Fields:
+def _math(reference: Callable[[Row], str]) -> Callable[[Row, Path | None], Fields]:
+    def fields(row: Row, folder: Path | None) -> Fields:
         query = first_of(row, "problem", "Problem", "query", "question")
         return {
             "query": query,
@@ -120,7 +120,7 @@ def _math(reference: Callable[[Row], str]) -> Callable[[Row, Path], Fields]:
     return fields
 
 
-def _judged_text(*query: str) -> Callable[[Row, Path], Fields]:
+def _judged_text(*query: str) -> Callable[[Row, Path | None], Fields]:
     return lambda row, folder: {"query": first_of(row, *query)}
 
 

@@ -456,5 +456,5 @@ def test_an_image_that_is_no_file_is_a_bad_line(tmp_path: Path, kind: str) -> No
     (tmp_path / "folder").mkdir()
     path = tmp_path / "q.jsonl"
     path.write_text(json.dumps({"question": "x", "answer": "y", "image": kind}))
-    with pytest.raises(DatasetError, match=f"line 1: image '{kind}': not a file"):
+    with pytest.raises(DatasetError, match=f"line 1: image '{kind}': (not a file|leads out of)"):
         load_questions(path, DataSection())

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import RootConfig
-from agentrl.datasets.entries import read_entries
+from agentrl.datasets.entries import folder_of, read_entries
 from agentrl.datasets.question import Question, question_of
 from agentrl.datasets.row_shapes import explanation_of
 from agentrl.schema.answer_form import added_instruction, is_asked, written
@@ -26,7 +26,7 @@ def first_question_lines(config: RootConfig, path: Path | None) -> list[str]:
     if path is None:
         return []
     where, entry = next(read_entries(path))
-    return _lines(path, question_of(entry, config.data, where, path.parent), config)
+    return _lines(path, question_of(entry, config.data, where, folder_of(path)), config)
 
 
 def _lines(path: Path, question: Question, config: RootConfig) -> list[str]:

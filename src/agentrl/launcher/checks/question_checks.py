@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl.config.sections import DataSection, RolloutSection, RootConfig
 from agentrl.config.validation.checks import groups_per_step
-from agentrl.datasets.entries import read_entries
+from agentrl.datasets.entries import folder_of, read_entries
 from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.question import DEFAULT_SCORER, question_of
 from agentrl.datasets.question_files import QuestionFile
@@ -98,7 +98,7 @@ async def check_unchanged(data: DataSection, store: TrajectoryStore) -> list[str
     """
     if data.train_file is None or await store.tasks.next_train_order() == 0:
         return []
-    folder = data.train_file.parent
+    folder = folder_of(data.train_file)
     entries = islice(read_entries(data.train_file), _MAX_COMPARED)
     first = [question_of(entry, data, where, folder) for where, entry in entries]
     tasks = list(tasks_from_questions(first, "train"))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import DataSection
@@ -55,7 +54,7 @@ class EnvironmentSource:
                     scored = {"scorer": config.env_scorer or "reported"}
                     entry = {**own, **row, **scored} if isinstance(row, dict) else row
                     try:
-                        questions.append(question_of(entry, config, f"row {number}", Path()))
+                        questions.append(question_of(entry, config, f"row {number}", None))
                     except BadEntry as problem:
                         raise DatasetError(
                             f"{flag} {parsed.env_id}: row {number}: {problem}"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.config.user_code import load_user_module
-from agentrl.datasets.entries import BadEntry, read_entries
+from agentrl.datasets.entries import BadEntry, folder_of, read_entries
 from agentrl.datasets.question import image_address
 from agentrl.errors import DatasetError, RenderError
 from agentrl.plugins.sft.demonstrations.atif_documents import (
@@ -57,9 +57,10 @@ def read_demonstrations(path: Path) -> Iterator[Demonstration]:
     Raises:
         DatasetError: the file is missing, or an entry is malformed; the text names its line.
     """
+    folder = folder_of(path)
     for where, entry in _made_entries(path) if path.suffix == ".py" else read_entries(path):
         try:
-            yield _demonstration(entry, where, path.parent)
+            yield _demonstration(entry, where, folder)
         except BadEntry as problem:
             raise DatasetError(f"{path}: {where}: {problem}") from None
 
@@ -195,7 +196,7 @@ def _first_refusal(
     return RenderError(f"messages[0]: {error}")
 
 
-def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
+def _demonstration(entry: Any, where: str, folder: Path | None) -> Demonstration:
     if isinstance(entry, BadEntry):
         raise entry
     if is_trajectory(entry):
@@ -232,7 +233,7 @@ def _without_nulls(message: Any) -> Message:
     return {key: value for key, value in fields.items() if value is not None or key == "content"}
 
 
-def _with_files(message: Message, folder: Path) -> Message:
+def _with_files(message: Message, folder: Path | None) -> Message:
     """Return a message with embedded images in place of file names."""
     content = message.get("content")
     if not isinstance(content, list):
@@ -240,7 +241,7 @@ def _with_files(message: Message, folder: Path) -> Message:
     return {**message, "content": [_with_file(part, folder) for part in content]}
 
 
-def _with_file(part: Any, folder: Path) -> Any:
+def _with_file(part: Any, folder: Path | None) -> Any:
     if not isinstance(part, dict) or part.get("type") not in ("image", "image_url"):
         return part
     named = part.get("image_url", part.get("image"))
