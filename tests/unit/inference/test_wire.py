@@ -161,7 +161,7 @@ def test_a_teachers_logprob_that_no_model_has_is_an_error(value: object) -> None
 def test_the_least_and_the_greatest_logprobs_are_read() -> None:
     body = prompt_answer([-1e4, 5, None], [0, 6, None], [1e-6, 7, None])
     read = parse_prompt_logprobs(body, np.array([5, 6, 7]), "http://t")
-    np.testing.assert_array_equal(read, np.float32([-1e4, 0, 1e-6]))
+    np.testing.assert_array_equal(read, np.array([-1e4, 0, 1e-6], np.float32))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Access control: a token for every request, and security headers on every response.
 
 Loopback is open to every user of the machine but a run's texts are not, so the token is required
-there too. It arrives once in the printed address, or as a bearer token; a cookie that is hidden
-from scripts and other sites keeps it. Pages load everything from this server.
+there too. It arrives once in the printed address, or as a bearer token. The pages then have a cookie
+that is hidden from scripts and other sites: a random value of this process, because a browser sends
+it to every port of the host, also to a program that takes this port after a restart. Pages load
+everything from this server.
 """
 
 import secrets
@@ -47,6 +49,7 @@ class ReaderAccess:
         self._app = app
         self._token = token
         self._cookie = f"agentrl_ui_{port}"
+        self._cookie_value = secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -67,18 +70,20 @@ class ReaderAccess:
     def _response_to(self, request: Request) -> Response | None:
         """Return the response to a refused request; None for an allowed one."""
         given = request.query_params.get("token")
-        if given is not None and self._is_token(given) and request.method == "GET":
+        if given is not None and _equal(given, self._token) and request.method == "GET":
             # Removes the token from the address bar, the history and copied links.
             others = [one for one in request.query_params.multi_items() if one[0] != "token"]
             place = "/" + request.url.path.lstrip("/")
             page = f"{place}?{urlencode(others)}" if others else place
             response = RedirectResponse(page, status_code=303)
-            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            response.set_cookie(self._cookie, self._cookie_value, httponly=True, samesite="strict")
             return response
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(request.cookies.get(self._cookie, "")) or self._is_token(bearer):
+        cookie = request.cookies.get(self._cookie, "")
+        if _equal(cookie, self._cookie_value) or _equal(bearer, self._token):
             return None
         return PlainTextResponse(_TOKEN_REQUIRED, status_code=401)
 
-    def _is_token(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self._token.encode())
+
+def _equal(given: str, expected: str) -> bool:
+    return secrets.compare_digest(given.encode(), expected.encode())

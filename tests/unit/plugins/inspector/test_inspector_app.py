@@ -91,6 +91,7 @@ async def test_requests_without_the_token_or_from_elsewhere_are_refused(tmp_path
         ({}, 401),
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Cookie": "agentrl_ui_8480=wrong"}, 401),
+        ({"Cookie": f"agentrl_ui_8480={TOKEN}"}, 401),
         ({**HEADERS, "Host": "evil.example:8480"}, 421),
         ({**HEADERS, "Origin": "http://evil.example"}, 403),
         ({**HEADERS, "Sec-Fetch-Site": "cross-site"}, 403),
@@ -123,6 +124,25 @@ async def test_the_token_in_the_address_becomes_a_cookie_for_this_site_alone(
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert page.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_cookie_is_worth_nothing_to_whoever_receives_it(tmp_path: Path) -> None:
+    """It is no token, and neither another process nor another port takes it."""
+    config = RootConfig(store=StoreSection(mongo_data_dir=tmp_path))
+    async with client_of(config) as client:
+        await client.get(f"/?token={TOKEN}")
+        ((name, value),) = client.cookies.items()
+        assert value != TOKEN
+        assert (await client.get("/api/session")).status_code == 200
+    received: list[dict[str, str]] = [
+        {"Authorization": f"Bearer {value}"},
+        {"Cookie": f"{name}={value}"},
+        {"Cookie": f"{name.replace('8480', '8481')}={value}"},
+    ]
+    async with client_of(config) as restarted:
+        for headers in received:
+            assert (await restarted.get("/api/session", headers=headers)).status_code == 401
+        assert (await restarted.get(f"/?token={value}")).status_code == 401
 
 
 async def test_no_path_leads_out_of_the_pages(tmp_path: Path) -> None:

@@ -44,15 +44,20 @@ def test_who_has_no_key_reads_nothing(tmp_path: Path) -> None:
         key = file.read_text()
         assert len(key) >= 40
         assert file.stat().st_mode & 0o777 == 0o600
-        strangers = ({}, bearer("guess"), {"Authorization": "Bearer"}, {"Authorization": key})
+        strangers: tuple[dict[str, str], ...] = (
+            {},
+            bearer("guess"),
+            {"Authorization": "Bearer"},
+            {"Authorization": key},
+        )
         for port in ports:
             for path in ("metrics", "", "health"):
                 url = f"http://127.0.0.1:{port}/{path}"
                 for headers in strangers:
                     refused = httpx.get(url, headers=headers, trust_env=False)
                     assert (refused.status_code, refused.text) == (401, "")
-            answer = httpx.get(url, headers=bearer(key), trust_env=False)
-            assert answer.status_code == 200
+                answer = httpx.get(url, headers=bearer(key), trust_env=False)
+                assert answer.status_code == 200
     with metrics_endpoint(trainer, list):
         assert file.read_text() == key
 
