@@ -443,9 +443,31 @@ def read_manifests(folder: Path) -> dict[Path, Manifest]:
     """Return the manifest of an export, or those of an archive's exports by folder, newest first.
 
     Raises:
-        ConfigError: there is none, a file is missing, or it was changed.
+        ConfigError: there is none, a file is missing or was changed, or the exports are of several runs.
     """
-    return {part: read_manifest(part) for part in export_folders(folder) or [folder]}
+    parts = {part: read_manifest(part) for part in export_folders(folder) or [folder]}
+    if len(parts) > 1:
+        _check_one_run(parts)
+    return parts
+
+
+def _check_one_run(parts: Mapping[Path, Manifest]) -> None:
+    """Refuse exports of several runs, or of several starts of one name: their ids are the same."""
+    (first, start), *others = ((path, _start_of(path, parts[path])) for path in parts)
+    for path, other in others:
+        if other != start:
+            raise ConfigError(
+                f"{first} is of run {start[0]!r}, begun {start[1]}, and {path.name} of {other[0]!r}, "
+                f"begun {other[1]}: move the exports of one run to a folder of their own"
+            )
+
+
+def _start_of(folder: Path, manifest: Manifest) -> tuple[str, str]:
+    """Return the name of an export's run, and when it was created."""
+    runs = manifest.files.get("runs")
+    found = read_documents(folder / runs.name, manifest.format) if runs is not None else ()
+    created = next((run.get("created_at") for run in found), None)
+    return manifest.run, f"{created:%Y-%m-%d %H:%M:%S.%f}" if created else "at an unknown time"
 
 
 def read_manifest(folder: Path) -> Manifest:

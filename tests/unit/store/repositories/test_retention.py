@@ -10,12 +10,14 @@ from support.stored import claim, make_task, make_turn, play
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
-from agentrl.errors import StoreError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import DBRecordData, Fork, Run
+from agentrl.schema.base import utc_now
 from agentrl.store import TrajectoryStore
 from agentrl.store.documents.codec import Document, to_document
 from agentrl.store.documents.packed_turns import Blob
 from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.store.repositories.transfer import read_manifests
 from agentrl.store.repositories.unused_blobs import UnusedBlobs
 
 
@@ -121,6 +123,24 @@ async def test_an_archive_is_imported_as_the_steps_were(
         assert trainings == old_trainings
         assert documents_of(groups) == documents_of(old_groups)
     assert [turn.id for turn in detail.turns] == list(record.turn_ids)
+
+
+@pytest.mark.parametrize("again", [{"_id": "another"}, {"created_at": utc_now()}])
+async def test_an_archive_of_several_runs_is_not_imported(
+    store: TrajectoryStore, tmp_path: Path, again: Document
+) -> None:
+    await trained_run(store)
+    for step in (1, 2):
+        await expire(store, step, tmp_path / f"{step:08d}-0001")
+        # Step 2 is that of another run, or of another start under the same name.
+        run = await store.database["runs"].find_one_and_delete({})
+        await store.database["runs"].insert_one({**run, **again})
+    with pytest.raises(
+        ConfigError, match=r"-0001 is of run .* move the exports of one run"
+    ) as said:
+        await store.transfer.import_run(tmp_path)
+    assert "\n" not in str(said.value)
+    assert len(read_manifests(tmp_path / "00000001-0001")) == 1
 
 
 async def test_a_resumed_trainer_drops_what_has_expired(store: TrajectoryStore) -> None:
