@@ -134,6 +134,7 @@ async def test_an_archive_of_several_runs_is_not_imported(
         await expire(store, step, tmp_path / f"{step:08d}-0001")
         # Step 2 is that of another run, or of another start under the same name.
         run = await store.database["runs"].find_one_and_delete({})
+        assert run is not None
         await store.database["runs"].insert_one({**run, **again})
     with pytest.raises(
         ConfigError, match=r"-0001 is of run .* move the exports of one run"
