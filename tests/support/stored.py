@@ -92,10 +92,15 @@ async def claim(
     *,
     lease_seconds: float = 60,
     max_attempts: int = 3,
+    resumable: bool = False,
 ) -> Record:
     """Claim the next slot, which must be there."""
     claimed = await store.records.claim(
-        owner, lease_seconds=lease_seconds, admitted_groups=1_000_000, max_attempts=max_attempts
+        owner,
+        lease_seconds=lease_seconds,
+        admitted_groups=1_000_000,
+        max_attempts=max_attempts,
+        resumable=resumable,
     )
     assert claimed is not None
     return claimed[0]

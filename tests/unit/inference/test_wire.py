@@ -19,6 +19,7 @@ from agentrl.inference.wire import (
     request_body,
 )
 from agentrl.schema import SamplingParams, VersionSpan
+from agentrl.schema.grammar import Grammar
 
 
 def spans(*triples: tuple[int, int, int]) -> tuple[VersionSpan, ...]:
@@ -41,6 +42,19 @@ def test_every_sampling_parameter_is_sent() -> None:
         "max_new_tokens": 9,
         "sampling_seed": 7,
     }
+    bounded = SamplingParams(
+        stop=("\n",), stop_token_ids=(5,), top_k=9, grammar=Grammar(kind="regex", text="a+")
+    )
+    request = GenerateRequest(
+        input_ids=[1], sampling=bounded, extra_key="run", adapter="a-v1", image_data=("data:,",)
+    )
+    body = request_body(request, stream=True)
+    given = ("stop", "stop_token_ids", "top_k", "regex")
+    assert [body["sampling_params"][name] for name in given] == [["\n"], [5], 9, "a+"]
+    assert (body["stream"], body["extra_key"], body["lora_path"], body["image_data"]) == (
+        *(True, "run", "a-v1"),
+        ["data:,"],
+    )
 
 
 def test_experts_are_asked_for_from_the_first_token_that_is_new() -> None:
@@ -118,6 +132,16 @@ def test_aborted_result_keeps_tokens_that_have_a_logprob() -> None:
     assert result.version_spans == spans((4, 0, 2))
 
 
+@pytest.mark.parametrize("labels", [("mixed", "mixed"), ("mixed", "4"), ("4", "mixed")])
+def test_tokens_of_two_versions_at_once_are_refused(labels: tuple[str, str]) -> None:
+    body = generation([5, 6])
+    body["meta_info"]["weight_versions"] = [
+        {"version": label, "start": n, "end": n + 1} for n, label in enumerate(labels)
+    ]
+    with pytest.raises(ServerRefused, match="weights of two versions"):
+        parse_result(body, "s")
+
+
 def test_abort_with_an_error_status_is_a_refusal() -> None:
     body = generation([5], kind="abort")
     body["meta_info"]["finish_reason"] |= {"message": "out of memory", "status_code": 503}
@@ -190,13 +214,13 @@ def test_logprobs_of_a_prompt_are_those_of_its_tokens(
 def test_parts_of_a_resumed_generation_are_joined() -> None:
     first = parse_result(generation([1, 2], kind="abort", version="1", num_retractions=1), "a")
     second = parse_result(generation([3], kind="abort", version="1"), "b")
-    third = parse_result(generation([4, 5], version="2", cached_tokens=9), "c")
+    third = parse_result(generation([4, 5], version="2", cached_tokens=9, prompt_tokens=6), "c")
     joined = join_results([first, second, third])
     assert joined.output_ids.tolist() == [1, 2, 3, 4, 5]
     np.testing.assert_allclose(joined.output_logprobs, [-1.5, -2.5, -3.5, -4.5, -5.5])
     assert joined.version_spans == spans((1, 0, 3), (2, 3, 5))
     assert (joined.finish_reason, joined.cached_tokens, joined.num_retractions) == ("stop", 1, 1)
-    assert joined.server == "c"
+    assert (joined.server, joined.prompt_tokens) == ("c", 3)
 
 
 @pytest.mark.parametrize(

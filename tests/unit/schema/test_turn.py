@@ -8,6 +8,7 @@ from agentrl.schema import (
     SamplingParams,
     Seat,
     VersionSpan,
+    rebuild_images,
     rebuild_prompts,
     token_versions,
 )
@@ -52,6 +53,7 @@ def test_prompts_follow_chains_branches_and_fresh_contexts() -> None:
         turn(2, 0, 4, [5, 6], [13]),  # branches inside the parent's output
         turn(3, None, 0, [7], [14]),
         turn(4, 1, 2, [], [15]),
+        turn(5, 3, 1, [8], [16]),  # the first to continue its parent, without the last token
     ]
     assert [prompt.tolist() for prompt in rebuild_prompts(turns)] == [
         [1, 2, 3],
@@ -59,8 +61,20 @@ def test_prompts_follow_chains_branches_and_fresh_contexts() -> None:
         [1, 2, 3, 10, 5, 6],
         [7],
         [1, 2],
+        [7, 8],
     ]
     assert all(prompt.dtype == np.int32 for prompt in rebuild_prompts(turns))
+
+
+def test_a_prompt_shows_the_images_that_it_shares_and_those_that_it_adds() -> None:
+    shown = [(("a", "b"), 0), (("c",), 1), ((), 2)]
+    turns = [
+        turn(index, index - 1 if index else None, index, [1], [2]).model_copy(
+            update={"added_images": added, "shared_images": shared}
+        )
+        for index, (added, shared) in enumerate(shown)
+    ]
+    assert rebuild_images(turns) == [("a", "b"), ("a", "c"), ("a", "c")]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.stored import claim, fill, make_task, num_consumed
+from support.stored import claim, fill, make_task, num_consumed, play
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
 from agentrl.schema import Control, DBRecordData, LedgerEntry, Run
@@ -32,7 +32,9 @@ READY = ("ready", None, ())
 
 
 async def test_groups_come_in_order_whole_and_hydrated(store: TrajectoryStore) -> None:
-    record_ids = await fill(store, 3, num_turns=2)
+    await store.tasks.add(make_task(number) for number in (2, 0, 1))  # their orders: 0, 1, 2
+    played = [await play(store, await claim(store), num_turns=2) for _ in range(6)]
+    record_ids = [record.id for record in played]
     groups = await store.ledger.ready_groups(NAME, limit=2)
     assert ids(groups) == record_ids[:4]
     assert all(len(data.turns) == 2 for group in groups for data in group)
@@ -46,7 +48,8 @@ async def test_groups_come_in_order_whole_and_hydrated(store: TrajectoryStore) -
 async def test_reserved_trained_and_dropped_groups_are_not_ready(store: TrajectoryStore) -> None:
     record_ids = await fill(store, 4)
     await store.ledger.reserve(NAME, record_ids[0:2], 1)
-    await store.ledger.drop(NAME, record_ids[2:4], 1, "zero_variance")
+    for step, reason in ((1, "zero_variance"), (2, "stale")):  # the first drop counts
+        await store.ledger.drop(NAME, record_ids[2:4], step, reason)
     await store.ledger.reserve(NAME, record_ids[4:6], 2)
     assert ids(await store.ledger.ready_groups(NAME, limit=9)) == record_ids[6:]
     assert await num_consumed(store, NAME) == 1

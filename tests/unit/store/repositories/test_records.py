@@ -9,10 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.stored import claim, group_scores, make_task, make_turn, play
+from support.stored import claim, group_scores, make_task, make_turn, play, read_back
 
 from agentrl.errors import LeaseLost
-from agentrl.schema import RECORD_TRANSITIONS, Record, Score, ToolResult
+from agentrl.schema import RECORD_TRANSITIONS, Record, Score, ToolCall, ToolResult
 from agentrl.store import TrajectoryStore
 
 REPEATS = 40
@@ -155,6 +155,8 @@ async def test_a_stale_holder_changes_nothing(store: TrajectoryStore, how: str) 
     await assert_refused_everything(store, stale, first_turn.id)
     assert await store.records.get(stale.id) == holder
     await play(store, holder)
+    with pytest.raises(LeaseLost, match=stale.id):
+        await store.scores.set(stale.id, stale.fence, Score(scorer="exact", value=0.0))
     assert [turn.id for turn in await store.turns.of_record(stale.id, attempt=1)] == [first_turn.id]
     assert [turn.attempt for turn in await store.turns.of_record(stale.id)] == [2]
 
@@ -168,6 +170,7 @@ async def assert_refused_everything(store: TrajectoryStore, stale: Record, turn_
     writes = [
         store.turns.append(make_turn(stale, 1), stale.fence),
         store.turns.set_tool_results(turn_id, *key, results),
+        store.turns.set_rewards({turn_id: 1.0}, *key),
         store.records.finish(*key, outcome="answered", final_answer="no", lease_seconds=60),
         store.scores.set(*key, score),
         store.scores.postpone(*key, "judge is out", 1),
@@ -183,13 +186,12 @@ async def assert_refused_everything(store: TrajectoryStore, stale: Record, turn_
 
 
 async def test_heartbeats_keep_leases_and_name_the_lost_ones(store: TrajectoryStore) -> None:
-    await store.tasks.add([make_task(0)])
-    kept = await claim(store, lease_seconds=1)
-    lost = await claim(store, lease_seconds=1)
+    await store.tasks.add([make_task(0, num_generations=3)])
+    kept, lost, done = [await claim(store, lease_seconds=1) for _ in range(3)]
     await store.records.release(lost.id, lost.fence)
-    assert await store.records.renew([(kept.id, kept.fence), (lost.id, lost.fence)], 600) == {
-        lost.id
-    }
+    await play(store, done)
+    leases = [(one.id, one.fence) for one in (kept, lost, done)]
+    assert await store.records.renew(leases, 600) == {lost.id}
     after = await store.records.get(kept.id)
     assert after is not None
     assert after.lease is not None
@@ -268,13 +270,21 @@ async def test_handing_back_is_not_counted_as_a_failed_attempt(store: Trajectory
 async def test_a_new_attempt_starts_with_clean_counters(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(0, num_generations=1)])
     record = await claim(store)
-    await store.turns.append(make_turn(record, 0, version=3), record.fence)
-    played = await store.records.get(record.id)
-    assert played is not None
-    assert (played.num_prompt_tokens, played.num_output_tokens, played.min_version) == (100, 7, 3)
+    calls = [
+        ToolCall(id="c0", name="lookup"),
+        ToolCall(id="c1", name="lookup", format_error="no JSON"),
+    ]
+    await store.turns.append(make_turn(record, 0, version=3, tool_calls=calls), record.fence)
+    of_another_model = make_turn(record, 1, version=1).model_copy(update={"trainable": False})
+    await store.turns.append(of_another_model, record.fence)
+    played = await read_back(store, record)
+    assert (played.num_prompt_tokens, played.num_output_tokens) == (200, 14)
+    assert (played.min_version, played.max_version) == (3, 3)
+    assert (played.num_tool_calls, played.tool_names) == (1, ("lookup",))
     await store.records.release(record.id, record.fence)
     record = await claim(store)
     assert (record.turns, record.num_prompt_tokens, record.num_output_tokens) == ((), 0, 0)
+    assert (record.num_tool_calls, record.tool_names) == (0, ())
     assert (record.min_version, record.max_version) == (None, None)
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.consumed import NUM_GROUPS, trained_run
+from support.consumed import NUM_GROUPS, trained_run, training_of
 from support.stored import claim, make_task, make_turn, play
 
 from agentrl.config.sections import AlgorithmSection
@@ -59,6 +59,9 @@ async def test_expired_turns_go_and_the_rest_of_the_run_stays(store: TrajectoryS
         await store.ledger.trained_groups("trainer", 1)
     trainings, groups = await store.ledger.trained_groups("trainer", 2)
     assert (len(trainings), groups[0][0].task_id) == (2, tasks[1])
+    left_out = training_of(groups[0][0], 3).model_copy(update={"position": None})
+    await store.ledger.put_turn_trainings([left_out])
+    assert await store.ledger.trained_tasks("trainer", 3, 4) == tasks[2:]
     assert len(groups[0][0].turns) == 2
     # Blobs that other groups use too are not marked, the question's own are.
     unused = UnusedBlobs(store.database)

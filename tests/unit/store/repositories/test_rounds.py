@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.stored import claim, group_scores, make_task, play, read_back
+from support.stored import claim, group_scores, make_task, make_turn, play, read_back
 
 from agentrl.errors import LeaseLost
 from agentrl.schema import BranchPoint, MCPTask, Record, Run
@@ -132,10 +132,12 @@ async def test_a_closed_branch_counts_as_no_failed_attempt_and_is_played_from_th
 ) -> None:
     await store.tasks.add([tree(0, 1, 1)])
     await play(store, await claim(store))
-    record = await claim(store, max_attempts=1)
+    # Tools without state: another attempt would be taken up behind its last turn.
+    record = await claim(store, max_attempts=1, resumable=True)
     await store.records.choose_branch(record.id, record.fence, POINT)
+    await store.turns.append(make_turn(record, 0), record.fence)
     await store.records.close_branch(record.id, record.fence, "the replay differs")
-    again = await claim(store, max_attempts=1)
+    again = await claim(store, max_attempts=1, resumable=True)
     assert (again.branch, again.no_branch) == (None, "the replay differs")
     assert (again.attempt, again.turns) == (2, ())
     assert [one.ended_by for one in again.attempts] == ["released", None]

@@ -18,6 +18,7 @@ from support.stored import SYSTEM, TOOLS, claim, make_task, make_turn, play
 from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, ToolCall, ToolResult, rebuild_prompts
 from agentrl.store import TrajectoryStore
+from agentrl.store.documents.packed_turns import ToolsPacker
 from agentrl.store.private_mongod import EmbeddedMongo
 
 
@@ -103,6 +104,10 @@ async def test_each_root_turn_keeps_the_tools_that_it_showed(store: TrajectorySt
     for record_id, tools in written:
         (read,) = await store.turns.of_record(record_id)
         assert read.tools == tuple(tools)
+    packer = ToolsPacker()
+    packed, _ = packer.pack(tuple(shown), 0)
+    shown[0]["function"]["description"] = "changed in place"
+    assert packer.pack(tuple(shown), 0)[0] != packed
 
 
 async def test_a_person_reads_text_and_little_endian_arrays(store: TrajectoryStore) -> None:
