@@ -9,16 +9,21 @@ Ranks along `dp_replicate`, `dp_shard` and `ep` are data parallel: each computes
 step's micro-batches. Ranks along `pp`, `cp` and `tp` compute one share together.
 
 Input: the environment variables that `torchrun` and `accelerate launch` set (`RANK`, `WORLD_SIZE`,
-`LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`), and the sizes. A single process has no process group.
+`LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`), and the sizes. A single process has no
+process group.
 """
 
 import os
+import stat
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Self, TypeVar, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -242,8 +247,36 @@ def joined_ranks(shape: Callable[[int], MeshShape] = MeshShape.of) -> Iterator[R
     )
     ranks.enter_thread()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
-    dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
+    is_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
+    dist.init_process_group(
+        backend,
+        store=_private_store(world_size) if is_one_machine else None,
+        rank=ranks.rank,
+        world_size=world_size,
+        timeout=_GROUP_TIMEOUT,
+    )
     try:
         yield ranks
     finally:
         dist.destroy_process_group()
+
+
+def _private_store(world_size: int) -> dist.FileStore:
+    """Return a store in a file of this user, through which the ranks of one machine find each other.
+
+    A TCP store serves everybody who reaches its port. Whoever writes another rank's address there
+    takes its place, and ranks unpickle what they receive from each other.
+
+    Raises:
+        ConfigError: another user made the folder.
+    """
+    folder = Path(tempfile.gettempdir(), f"agentrl-ranks-{os.getuid()}")
+    folder.mkdir(0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ConfigError(f"{folder} is not yours; set TMPDIR to a folder of yours")
+    # What the launcher started last, and no file that ranks left when they were killed.
+    launcher = psutil.Process(os.getppid())
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    name = f"{launcher.pid}-{launcher.create_time()}-{restart}"
+    return dist.FileStore(str(folder / name), world_size)

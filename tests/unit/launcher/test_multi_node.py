@@ -57,7 +57,7 @@ def test_machines_that_cannot_come_together_are_one_clear_line(
 @pytest.mark.parametrize(
     ("flags", "place"),
     [
-        ({"num_processes": "2"}, (2, 1, 0, None, 29500)),
+        ({"num_processes": "2"}, (2, 1, 0, None, 0)),
         (TWO | {"machine_rank": "1", "main_process_port": "29511"}, (4, 2, 1, "host0", 29511)),
     ],
 )

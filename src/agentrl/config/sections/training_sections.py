@@ -261,7 +261,7 @@ class TrainerSection(ConfigSection):
     main_process_ip: Annotated[str | None, ADDRESS] = None
     """Address of machine 0 for the other machines; `MASTER_ADDR` by default."""
     main_process_port: int = Field(default=29500, ge=1, le=65535)
-    """Rendezvous port of the trainer's ranks; `MASTER_PORT` by default."""
+    """Rendezvous port of the ranks of several machines; `MASTER_PORT` by default."""
     trainer_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of the trainer; torch's choice by default."""
     save_steps: int = Field(default=3, ge=1)

@@ -10,6 +10,11 @@ from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.processes.child_processes import program
 
+# The launcher is its only user; every keep-alive makes the file longer.
+_PRIVATE_STORE = "store_type=file,keep_alive_interval=86400"
+RANK_VARIABLES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Variables of a trainer command, whose launcher would otherwise open a store for the ranks."""
+
 
 def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
     """Return the argv of one AgentRL process that reads the run's resolved configuration."""
@@ -35,8 +40,19 @@ def trainer_command(
         *("--num_processes", str(trainer.num_processes)),
         *("--num_machines", str(trainer.num_machines)),
         *("--machine_rank", str(trainer.machine_rank)),
-        *("--main_process_port", str(trainer.main_process_port)),
     ]
+    if trainer.num_machines == 1:
+        # A store that only this user can read, where the static one listens on every address.
+        argv += [
+            "--rdzv_backend",
+            "c10d",
+            "--rdzv_conf",
+            _PRIVATE_STORE,
+            "--main_process_port",
+            "0",
+        ]
+    else:
+        argv += ["--main_process_port", str(trainer.main_process_port)]
     if trainer.main_process_ip is not None:
         argv += ["--main_process_ip", trainer.main_process_ip]
     return [*argv, "-m", "agentrl", command, "--config", str(config_path), *flags]

@@ -24,6 +24,7 @@ from agentrl.config.secrets import SecretUrl, remember
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError, DataInUse, StoreError
 from agentrl.launcher.cluster.child_commands import (
+    RANK_VARIABLES,
     agentrl_command,
     tool_server_command,
     trainer_command,
@@ -306,6 +307,7 @@ class LocalCluster:
             may_restart=was_interrupted,
             stop_seconds=TRAINER_STOP_SECONDS if is_alone else STOP_SECONDS,
         )
+        child.environment = {**child.environment, **RANK_VARIABLES}
         await self._supervisor.start(child)
         return child
 

@@ -18,7 +18,7 @@ from agentrl.config.loading import load_config, read_yaml, secret_environment
 from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.errors import AgentRLError, ConfigError, DatasetError
-from agentrl.launcher.cluster.child_commands import trainer_command
+from agentrl.launcher.cluster.child_commands import RANK_VARIABLES, trainer_command
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.launcher.console.run_report import say
@@ -90,7 +90,8 @@ async def _tuned(
             log_path=config.run.logs_dir / f"{tuning.run.run_name}.log",
             environment=secret_environment(config)
             | gpus.environment(gpus.trainer)
-            | {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"},
+            | {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+            | RANK_VARIABLES,
             stop_seconds=_STOP_SECONDS,
         )
         say(console, f"warm start: fine-tuning with {path}; the log is {child.log_path}")
