@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import run_shell, write_blocks
 
-from agentrl.runtime.processes.confinement import confinement_gap
+from agentrl.runtime.processes.wall import wall_gap
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -21,7 +21,7 @@ def as_printed(page: str, folder: Path) -> list[str]:
     return [run_shell(text, folder, environment, seconds=400) for text in commands]
 
 
-@pytest.mark.skipif(confinement_gap() is not None, reason="needs namespaces")
+@pytest.mark.skipif(wall_gap() is not None, reason="needs namespaces")
 def test_coding_tasks(tmp_path: Path) -> None:
     printed = as_printed("coding-tasks.md", tmp_path)
     checks = printed[-1]

@@ -22,6 +22,8 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from agentrl.config.private_paths import private_ports
+from agentrl.runtime.processes.confinement import confinement_gap, open_ports_reason
 from pydantic import SecretStr
 from support import spy
 from support.demo_run import ROOT, config_path, database_uri, logs, run_command
@@ -29,10 +31,8 @@ from support.patience import PATIENCE
 
 import agentrl
 from agentrl.config.command_line import parse_flags
-from agentrl.config.private_paths import private_ports
 from agentrl.rewards.code_runs import run_python
 from agentrl.rollout.worker.resources import tools_of
-from agentrl.runtime.processes.confinement import confinement_gap, open_ports_reason
 from agentrl.store.private_mongod import running_uri
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 

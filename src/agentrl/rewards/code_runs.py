@@ -15,12 +15,12 @@ from typing import IO
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.processes.confinement import Confinement, confinement_gap, scratch_directory
+from agentrl.runtime.processes.wall import Wall, scratch_directory, wall_gap
 
 MAX_OUTPUT_BYTES = 64 * 1024
 """How much of its output is returned."""
-MAX_FILE_BYTES = 16 << 20
-"""Longest file, and output, of a program."""
+MAX_FILE_BYTES, MAX_DISK_BYTES = 16 << 20, 64 << 20
+"""Longest file, and output, of a program; and all of its files."""
 _DIRECTORY = "/agentrl-code"
 _LAST_SECONDS = 0.5
 """How long a program may still run when that which it is connected to has ended."""
@@ -107,7 +107,7 @@ async def run_connected(
 
 def code_gap() -> str | None:
     """Return why code of a model cannot run on this machine; None if it can."""
-    gap = confinement_gap()
+    gap = wall_gap()
     if gap is None:
         return None
     return f"code of a model runs only in namespaces of its own, which this machine refuses ({gap})"
@@ -192,19 +192,17 @@ def _started(
     memory_megabytes: int,
 ) -> Iterator[_Program]:
     _write_files(root / "work", files)
-    (root / "root").mkdir(mode=0o755)
-    confinement = Confinement(
-        scratch=root / "root",
+    wall = Wall(
         memory_bytes=memory_megabytes << 20,
+        disk_bytes=MAX_DISK_BYTES,
         places={_DIRECTORY: root / "work"},
-        programs=tuple(dict.fromkeys(map(Path, (sys.base_prefix, sys.prefix)))),
         directory=_DIRECTORY,
         network=False,
     )
     start = _START.format(size=MAX_FILE_BYTES, directory=_DIRECTORY)
     with (root / "errors").open("w+b") as errors:
         process = subprocess.Popen(
-            confinement.command([sys.executable, "-I", "-B", "-c", start]),
+            wall.command([sys.executable, "-I", "-B", "-c", start]),
             stdin=stdin,
             stdout=stdout,
             stderr=errors,

@@ -1,23 +1,22 @@
 """Copies of folders as bytes: what a sandbox or a tool server leaves in its files.
 
 Equal folders give equal bytes, so that a store keeps them once. The files belong to untrusted
-programs, which may still run: links are kept as links and never followed.
+programs, which may still run: `snapshot_child` reads and writes them behind a wall that shows it these
+folders alone.
 """
 
-import io
 import os
-import shutil
-import stat
-import tarfile
-import zlib
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from agentrl.runtime.processes.wall import Wall
 
 MAX_SNAPSHOT_BYTES = 8 * 2**20
 """Largest sum of the files of a snapshot."""
-_MAX_FILES = 10_000
-_MAX_PACKED_BYTES = 4 * MAX_SNAPSHOT_BYTES
-"""Of the files with their names and paddings, uncompressed."""
+_PROGRAM = Path(__file__).with_name("snapshot_child.py")
+_SECONDS = 60.0
 
 
 def pack_folders(folders: Mapping[str, Path]) -> bytes | None:
@@ -26,19 +25,8 @@ def pack_folders(folders: Mapping[str, Path]) -> bytes | None:
     Returns:
         None if it is too large, cannot be read, or changes meanwhile.
     """
-    packed, room = io.BytesIO(), MAX_SNAPSHOT_BYTES
-    try:
-        with tarfile.open(fileobj=packed, mode="w") as archive:
-            for number, (info, data) in enumerate(_entries(folders)):
-                room -= info.size
-                if room < 0 or number > _MAX_FILES:
-                    return None
-                archive.addfile(info, None if data is None else io.BytesIO(data))
-    except (OSError, ValueError):
-        return None
-    if packed.tell() > _MAX_PACKED_BYTES:
-        return None
-    return zlib.compress(packed.getvalue(), 1)
+    done = _run("pack", folders, b"")
+    return done.stdout if done.returncode == 0 else None
 
 
 def unpack_folders(packed: bytes, folders: Mapping[str, Path]) -> None:
@@ -47,63 +35,33 @@ def unpack_folders(packed: bytes, folders: Mapping[str, Path]) -> None:
     Raises:
         ValueError: no `pack_folders` makes such bytes.
     """
-    unzip = zlib.decompressobj()
-    content = unzip.decompress(packed, _MAX_PACKED_BYTES)
-    if not unzip.eof:
-        raise ValueError("the snapshot is incomplete, or larger than any that is made")
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        for name, folder in folders.items():
-            _empty(folder)
-            members = []
-            for member in archive.getmembers():
-                first, _, rest = member.name.partition("/")
-                if first == name and rest:
-                    members.append(member.replace(name=rest, deep=False))
-            archive.extractall(folder, members, filter="tar")
+    done = _run("unpack", folders, packed)
+    if done.returncode != 0:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise ValueError(f"the snapshot cannot be unpacked: {''.join(last)}")
 
 
-def _entries(folders: Mapping[str, Path]) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-    """Yield the entries of an archive in a fixed order, folders before what they hold."""
-    for name, folder in folders.items():
-        for path, subfolders, files, handle in os.fwalk(folder, onerror=_raise):
-            subfolders.sort()
-            inside = os.path.join(name, os.path.relpath(path, folder))
-            for entry in (*subfolders, *sorted(files)):
-                found = _entry(os.path.normpath(os.path.join(inside, entry)), entry, handle)
-                if found is not None:
-                    yield found
-
-
-def _entry(name: str, entry: str, handle: int) -> tuple[tarfile.TarInfo, bytes | None] | None:
-    """Return an entry of an open folder; None for what is no file, folder or link."""
-    status = os.lstat(entry, dir_fd=handle)
-    info = tarfile.TarInfo(name)
-    info.mode, info.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
-    if stat.S_ISDIR(status.st_mode):
-        info.type = tarfile.DIRTYPE
-        return info, None
-    if stat.S_ISLNK(status.st_mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(entry, dir_fd=handle)
-        return info, None
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    if status.st_size > MAX_SNAPSHOT_BYTES:
-        raise OSError(f"{name} is too large")
-    # A program may have put a link or a pipe in its place by now.
-    opened = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle)
-    with os.fdopen(opened, "rb") as file:
-        data = file.read(MAX_SNAPSHOT_BYTES + 1)
-    info.size = len(data)
-    return info, data
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _raise(error: OSError) -> None:
-    raise error
+def _run(
+    action: str, folders: Mapping[str, Path], given: bytes
+) -> "subprocess.CompletedProcess[bytes]":
+    real = {name: os.path.realpath(folder) for name, folder in folders.items()}
+    # An unpacked folder may be larger than its files: names and paddings count, too.
+    wall = Wall(
+        writable=tuple(map(Path, real.values())),
+        network=False,
+        memory_bytes=64 * MAX_SNAPSHOT_BYTES,
+        disk_bytes=4 * MAX_SNAPSHOT_BYTES,
+    )
+    named = (f"{name}={folder}" for name, folder in real.items())
+    argv = [sys.executable, "-I", "-S", str(_PROGRAM), action, str(MAX_SNAPSHOT_BYTES), *named]
+    try:
+        return subprocess.run(
+            wall.command(argv),
+            input=given,
+            capture_output=True,
+            env={"PATH": os.defpath},
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, 1, b"", b"it took too long")

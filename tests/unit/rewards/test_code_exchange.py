@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from agentrl.runtime.processes.confinement import confinement_gap
 
 from agentrl.rewards import GroundTruth, MCPScorerFactory
-from agentrl.runtime.processes.confinement import confinement_gap
 
 pytestmark = pytest.mark.skipif(confinement_gap() is not None, reason="needs namespaces")
 

@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.rewards import GroundTruth, MCPScorerFactory, code_runs, run_python
-from agentrl.runtime.processes.confinement import confinement_gap
+from agentrl.runtime.processes.wall import wall_gap
 
-pytestmark = pytest.mark.skipif(confinement_gap() is not None, reason="needs namespaces")
+pytestmark = pytest.mark.skipif(wall_gap() is not None, reason="needs namespaces")
 
 DOUBLE = "def double(x):\n    return 2 * x\n"
 TESTS = ["assert double(2) == 4", "assert double('a') == 'aa'", "assert double(0) == 1"]
@@ -134,7 +134,7 @@ def test_tests_that_cannot_run_are_refused_with_the_question(tests: Any) -> None
 
 
 async def test_a_machine_without_namespaces_runs_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_runs, "confinement_gap", lambda: "unshare: Operation not permitted")
+    monkeypatch.setattr(code_runs, "wall_gap", lambda: "unshare: Operation not permitted")
     with pytest.raises(ConfigError, match="runs only in namespaces of its own, which this machine"):
         await run_python("print(1)")
     with pytest.raises(ConfigError, match="this machine refuses"):

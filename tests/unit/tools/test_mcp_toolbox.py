@@ -280,30 +280,30 @@ async def test_a_server_whose_tools_may_not_write_is_logged_once(
         for _ in range(2):
             async with box.for_rollout() as rollout:
                 assert (await rollout.call("note", {})).is_error
-    (text,) = (one.getMessage() for one in caplog.records if "read-only" in one.getMessage())
+    (text,) = (one.getMessage() for one in caplog.records if "refused" in one.getMessage())
     assert text == (
-        f"a tool server could not write to a read-only path (see {tmp_path}/logs/tool_s.log); "
+        f"a tool server was refused a path (see {tmp_path}/logs/tool_s.log); "
         "--tool_writable_paths names what tools may write to"
     )
 
 
-async def test_a_command_keeps_its_folder_and_home_and_has_caches_of_its_own(
+async def test_a_command_reads_its_folder_and_has_a_home_of_its_own(
     config_for: ConfigFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/notes.txt").write_text("mine")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/goods.txt").write_text("ours")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    server = {"command": "python", "args": [str(PRYING)], "cwd": str(tmp_path)}
+    server = {"command": "python", "args": [str(PRYING)], "cwd": str(tmp_path / "work")}
     async with connect_tools(config_for({"x": server})) as box:
-        assert (await box.call("read", {"path": "~/notes.txt"})).content == "mine"
-        assert (await box.call("read", {"path": "home/notes.txt"})).content == "mine"
-        for path in ("left", "~/left", "/tmp/left"):
-            result = await box.call("write", {"path": path, "text": ""})
-            assert "Read-only file system" in result.content
+        for path in ("~/notes.txt", str(tmp_path / "home/notes.txt")):
+            assert "No such file" in (await box.call("read", {"path": path})).content
+        assert (await box.call("read", {"path": "goods.txt"})).content == "ours"
+        assert "Read-only" in (await box.call("write", {"path": "left", "text": ""})).content
         seen = json.loads((await box.call("variables", {})).content)
-        cache = Path(seen["npm_config_cache"])
-        assert seen["TMPDIR"] == str(cache.parent)
-        for path in (str(cache), "/dev/shm/left", "/dev/null"):
+        assert seen["TMPDIR"] == seen["HOME"]
+        for path in (f"{seen['HOME']}/left", "/tmp/left", "/dev/shm/left", "/dev/null"):
             result = await box.call("write", {"path": path, "text": "text"})
             assert result.content == path
 

@@ -154,14 +154,13 @@ class ToolsSection(ConfigSection):
     tool_timeout_seconds: float = Field(default=60.0, gt=0)
     """Timeout of one tool call in seconds."""
     tool_visible_paths: tuple[Path, ...] = ()
-    """Paths that the programs of tools see although they are private: the question files, the state
-    of runs, or a login in the home directory (comma separated; see docs/tools.md)."""
+    """Files and folders that the programs of tools and agents may read in addition to those that
+    their command lines name (comma separated; see docs/tools.md)."""
     tool_writable_paths: tuple[Path, ...] = ()
-    """Existing files and directories that the programs of tools may write to in addition to their
-    scratch directories (comma separated; see docs/tools.md)."""
-    tool_visible_ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], ADDRESS] = ()
-    """TCP ports that the programs of tools may connect to although the run's database or one of
-    inference_urls listens there (comma separated; see docs/tools.md)."""
+    """Files and folders that the programs of tools and agents may write to in addition to their
+    scratch folders (comma separated; see docs/tools.md)."""
+    allow_unconfined_tools: bool = False
+    """Start the programs of tools and agents although this machine cannot confine them."""
     resumable_tools: bool = False
     """Declare that the tools keep no state between calls: when a sampler dies, another one resumes
     its rollouts at their last durable turn instead of restarting them. In `mcp_servers`,

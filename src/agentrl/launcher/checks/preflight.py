@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentrl.config.private_paths import visible_path_notes
 from agentrl.config.sections import (
     DataSection,
     RootConfig,
@@ -110,7 +109,7 @@ async def findings(
     async def tools() -> list[str]:
         path = find_model(config.model, with_weights=with_weights) if renderers else None
         await _check_tools(config, path, *renderers)
-        return [*visible_path_notes(config), *open_to_tools(config)]
+        return open_to_tools(config)
 
     checks: dict[str, Check] = {
         "packages": partial(_check_packages, config, trains=trains),
@@ -237,7 +236,7 @@ async def _check_agent(config: RootConfig, *, trains: bool) -> list[str]:
             await route.check()
     if not config.agents.has_agent:
         return []
-    configured_agent(config.agents)
+    configured_agent(config)
     tools = config.tools
     servers = (tools.mcp_servers, tools.mcp_manager_url, tools.tool_server_command)
     if not any(servers):

@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,7 +20,6 @@ from pydantic import SecretStr
 
 from agentrl.config.loading import secret_environment, write_config
 from agentrl.config.private_files import make_private
-from agentrl.config.private_paths import private_paths, private_ports, writable_paths
 from agentrl.config.secrets import SecretUrl, remember
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError, DataInUse, StoreError
@@ -37,14 +37,15 @@ from agentrl.launcher.cluster.tool_server_start import wait_for_tools
 from agentrl.rollout.worker.resources import check_shown_tools, tools_config
 from agentrl.runtime.ports import free_port
 from agentrl.runtime.processes.child_processes import Child, Supervisor, never
-from agentrl.runtime.processes.confinement import Confinement, scratch_directory
 from agentrl.runtime.processes.restarts import Restarts
 from agentrl.runtime.processes.signals import stop_on_signals
+from agentrl.runtime.processes.wall import Wall, scratch_directory
 from agentrl.schema import ENDED_RUNS
 from agentrl.store import TrajectoryStore
 from agentrl.store.database import with_database
 from agentrl.store.mongod_folder import wanted_port
 from agentrl.store.private_mongod import EmbeddedMongo, running_uri
+from agentrl.tools.tool_walls import tool_wall
 
 T = TypeVar("T")
 
@@ -182,15 +183,15 @@ class LocalCluster:
         """Start the user's tool server, if one is to be started, and check its tools.
 
         A model may make its tools read their environment, other processes and files: the server
-        gets only the named variables, and sees neither the run's processes nor its files.
+        gets only the named variables, and a wall stands around it.
         """
         command = self.config.tools.tool_server_command
         if command is None:
             return
         port = free_port()
-        confinement = self._tool_confinement()
         argv = tool_server_command(command.get_secret_value(), port)
-        child = self._child("tools", confinement.command(argv), RESTARTS, gpus=self._gpus.free)
+        wall = self._tool_wall(argv)
+        child = self._child("tools", wall.command(argv), RESTARTS, gpus=self._gpus.free)
         names = self.config.tools.tool_server_env
         missing = [name for name in names if name not in os.environ]
         if missing:
@@ -199,7 +200,7 @@ class LocalCluster:
             )
         passed = {name: os.environ[name] for name in names}
         child.environment = (
-            confinement.environment()
+            wall.environment()
             | passed
             | self._gpus.environment(self._gpus.free)
             | {"PYTHONUNBUFFERED": "1"}
@@ -213,16 +214,11 @@ class LocalCluster:
         self.config = self.config.model_copy(update={"tools": tools})
         check_shown_tools(self.config, specs)
 
-    def _tool_confinement(self) -> Confinement:
-        folder = scratch_directory("agentrl-tools-")
-        scratch = Path(self._stack.enter_context(folder), "scratch")
-        scratch.mkdir(0o700)
-        return Confinement(
-            scratch=scratch,
-            hidden=private_paths(self.config),
-            writable=writable_paths(self.config),
-            closed_ports=private_ports(self.config),
-        )
+    def _tool_wall(self, argv: Sequence[str]) -> Wall:
+        scratch = Path(self._stack.enter_context(scratch_directory("agentrl-tools-")))
+        wall = tool_wall(self.config, argv, named_by="--tool_server_command")
+        devices = Path("/dev").glob("nvidia*") if self._gpus.free else ()
+        return replace(wall, scratch=scratch, readable=(*wall.readable, *devices))
 
     def write_config(self) -> None:
         """Write the configuration, with all addresses, for children and users."""

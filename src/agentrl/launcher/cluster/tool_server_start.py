@@ -12,8 +12,8 @@ from collections.abc import Collection
 from agentrl.errors import AgentRLError, ConfigError, ToolError
 from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.runtime.processes.child_processes import Child
-from agentrl.runtime.processes.confinement import read_only_hint
 from agentrl.runtime.processes.restarts import ending
+from agentrl.runtime.processes.wall import wall_hint
 from agentrl.tools import ToolsConfig, ToolSpec, probe
 
 START_SECONDS = 30.0
@@ -60,7 +60,7 @@ def _why_not_started(
     happened = f"it {ending(status)}" if status is not None else f"it serves no MCP at {address}"
     reason = last_error(child)
     quoted = f"its log {child.log_path} ends with: {reason}" if reason else "it printed nothing"
-    hint = _variable_hint(reason, passed) or read_only_hint(reason)
+    hint = _variable_hint(reason, passed) or wall_hint(reason)
     return f"the tool server did not start: {happened}{hint}; {quoted}"
 
 

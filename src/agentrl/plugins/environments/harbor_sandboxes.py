@@ -17,7 +17,7 @@ from typing import BinaryIO, Protocol, Self
 from agentrl.errors import AgentError, ConfigError
 from agentrl.plugins.environments.harbor_format import content_hash
 from agentrl.runtime.folder_snapshots import pack_folders, unpack_folders
-from agentrl.runtime.processes.confinement import Confinement, confinement_gap, scratch_directory
+from agentrl.runtime.processes.wall import Wall, scratch_directory, wall_gap
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/etc", "/dev", "/proc")
@@ -65,7 +65,7 @@ def check_processes() -> None:
     Raises:
         ConfigError: it has no namespaces.
     """
-    gap = confinement_gap()
+    gap = wall_gap()
     if gap is not None:
         raise ConfigError(
             "runtime=process: the policy's commands would have access to this whole machine "
@@ -105,7 +105,6 @@ class ProcessSandbox:
         self._directory = directory
         self._variables = {"PATH": _PATH, "HOME": "/root", "TERM": "dumb", **variables}
         self._memory_bytes, self._network = memory_mb << 20, network
-        (self._root / "empty").mkdir(mode=0o755)
         for place in ("/tmp", "/root", "/logs/verifier", "/logs/agent", directory):
             self._host_path(place).mkdir(parents=True, exist_ok=True)
 
@@ -120,8 +119,7 @@ class ProcessSandbox:
     ) -> tuple[int, str]:
         """Run a shell command; return its exit status and output."""
         files = self._root / "files"
-        confinement = Confinement(
-            scratch=self._root / "empty",
+        wall = Wall(
             memory_bytes=self._memory_bytes,
             places={f"/{path.name}": path for path in files.iterdir()},
             directory=self._directory,
@@ -131,7 +129,7 @@ class ProcessSandbox:
         # outside, and some variables change what they do.
         given = {**self._variables, **(variables or {})}
         assignments = [f"{name}={value}" for name, value in given.items()]
-        words = confinement.command(["env", *assignments, "bash", "-c", command])
+        words = wall.command(["env", *assignments, "bash", "-c", command])
         return _run(words, seconds, {"PATH": _PATH})
 
     def put(self, source: Path, target: str) -> None:

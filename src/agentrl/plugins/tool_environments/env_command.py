@@ -1,7 +1,6 @@
 """`agentrl env up`."""
 
 import json
-import logging
 import os
 import secrets
 from pathlib import Path
@@ -10,7 +9,6 @@ import click
 from pydantic import SecretStr
 
 from agentrl.config.command_line import Count, FlagGroup
-from agentrl.config.private_paths import private_paths, private_ports, writable_paths
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 
@@ -44,10 +42,10 @@ def env() -> None:
     help="Maximum number of clients with servers at the same time. [64]",
 )
 @click.option(
-    "--session_memory_megabytes",
+    "--server_memory_megabytes",
     type=Count(),
     default=4096,
-    help="Total memory of one client's servers; they are stopped when they exceed it. [4096]",
+    help="Memory of each of a client's servers; one that exceeds it is stopped. [4096]",
 )
 async def env_up(
     config: RootConfig,
@@ -56,7 +54,7 @@ async def env_up(
     env_file: Path | None,
     session_idle_seconds: int,
     max_sessions: int,
-    session_memory_megabytes: int,
+    server_memory_megabytes: int,
 ) -> int:
     """Serve the MCP servers of --mcp_servers behind one address until Ctrl-C.
 
@@ -66,10 +64,9 @@ async def env_up(
     """
     from agentrl.addresses import http_address
     from agentrl.plugins.tool_environments.environment import Environment, serve
+    from agentrl.rollout.worker.resources import tools_of
     from agentrl.runtime.logs import setup_logging
     from agentrl.runtime.ports import listening, listening_near
-    from agentrl.runtime.processes.confinement import confinement_gap
-    from agentrl.tools import ToolsConfig, load_mcp_servers
     from agentrl.tools.agent_environment import (
         TOKEN_VARIABLE,
         get_agent_tool_env_and_servers,
@@ -82,28 +79,14 @@ async def env_up(
         raise ConfigError("`agentrl env up` needs --mcp_servers FILE (an mcpServers JSON file)")
     given = os.environ.get(TOKEN_VARIABLE)
     token = given or secrets.token_urlsafe(32)
+    tools = tools_of(config)
     environment = Environment(
-        ToolsConfig(
-            servers=load_mcp_servers(config.tools.mcp_servers.get_secret_value()),
-            call_timeout_seconds=config.tools.tool_timeout_seconds,
-            hidden_paths=(env_file or Path(".env"), *private_paths(config)),
-            writable_paths=writable_paths(config),
-            closed_ports=private_ports(config),
-            log_dir=config.run.logs_dir,
-            log_prefix="env_",
-        ),
+        tools.model_copy(update={"log_dir": config.run.logs_dir, "log_prefix": "env_"}),
         token=SecretStr(token),
         session_idle_seconds=session_idle_seconds,
         max_sessions=max_sessions,
-        session_memory_bytes=session_memory_megabytes << 20,
+        server_memory_bytes=server_memory_megabytes << 20,
     )
-    gap = confinement_gap()
-    if gap is not None:
-        logging.getLogger(__name__).warning(
-            "servers of different clients share this user's files and processes, because this "
-            "machine provides no namespaces (%s); use a container, as in deploy/images",
-            gap,
-        )
     reachable = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     with listening_near(host, 8000) if port is None else listening(host, port) as listener:
         connection, _ = get_agent_tool_env_and_servers(

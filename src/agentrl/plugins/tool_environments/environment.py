@@ -2,7 +2,7 @@
 
 Every client session gets its own child servers, started at the first call of one of their tools and
 stopped with the session. Agents are isolated from one another: child servers have private
-namespaces, a scratch directory and limits (`runtime.processes.confinement`). A child that died is restarted
+namespaces, a scratch directory and limits (`runtime.processes.wall`). A child that died is restarted
 at the next call.
 """
 
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,7 @@ from agentrl.errors import ToolCallFailed, ToolError
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
-from agentrl.runtime.processes.confinement import Confinement, scratch_directory
-from agentrl.runtime.processes.memory_use import memory_of
+from agentrl.runtime.processes.wall import TOOL_MEMORY_BYTES, scratch_directory
 from agentrl.tools.servers.admission import FAILURE_KEY
 from agentrl.tools.servers.connection import ServerConnection
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig
@@ -80,11 +79,6 @@ class _ClientSession:
     last_used: float = field(default_factory=time.monotonic)
     calls_in_flight: int = 0
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the child servers that were started."""
-        return [one.pid for one in self.connections.values() if one.pid is not None]
-
     async def close(self) -> None:
         """Stop the child servers and delete their files."""
         for connection in self.connections.values():
@@ -110,7 +104,7 @@ class Environment:
         token: SecretStr | None,
         session_idle_seconds: float = 1800.0,
         max_sessions: int = 64,
-        session_memory_bytes: int = 4 * 2**30,
+        server_memory_bytes: int = TOOL_MEMORY_BYTES,
     ) -> None:
         """Prepare without starting child servers.
 
@@ -119,11 +113,11 @@ class Environment:
             token: bearer token that clients must send; None disables authentication.
             session_idle_seconds: a session is closed after this time without a call.
             max_sessions: maximum number of clients with child servers at the same time.
-            session_memory_bytes: total memory limit of a session's child servers.
+            server_memory_bytes: memory limit of each child server.
         """
         self._config = config
         self._max_sessions = max_sessions
-        self._memory_bytes = session_memory_bytes
+        self._memory_bytes = server_memory_bytes
         self._token = token
         self._idle_seconds = session_idle_seconds
         self._sessions: dict[str, _ClientSession] = {}
@@ -206,15 +200,6 @@ class Environment:
             for session_id, session in list(self._sessions.items()):
                 if not session.calls_in_flight and session.last_used < limit:
                     await self.end_session(session_id)
-                elif (
-                    size := await asyncio.to_thread(memory_of, session.pids)
-                ) > self._memory_bytes:
-                    logger.warning(
-                        "stopping the servers of a session: they use %d MiB, more than the limit "
-                        "of %d",
-                        *(size >> 20, self._memory_bytes >> 20),
-                    )
-                    await self.end_session(session_id)
 
     async def _health(self, _request: Request) -> Response:
         servers = sorted(self._config.selected)
@@ -283,14 +268,13 @@ class Environment:
         return self._sessions[session_id]
 
     def _confined_config(self, scratch: Path) -> ToolsConfig:
-        confinement = Confinement(
+        wall = replace(
+            self._config.wall,
             scratch=scratch,
-            hidden=self._config.hidden_paths,
-            closed_ports=self._config.closed_ports,
-            own_home=True,
+            directory=str(scratch),
             memory_bytes=self._memory_bytes,
         )
-        return self._config.model_copy(update={"confinement": confinement})
+        return self._config.model_copy(update={"wall": wall})
 
     async def _offers(self, headers: Headers) -> dict[str, _Offer]:
         """Return the tools that a client may call, by displayed name.

@@ -1,7 +1,8 @@
 """`--agent_command`: an unmodified program runs a rollout in its own process.
 
 The program finds the policy's address and key in its environment, under the names that OpenAI's and
-Anthropic's clients read, and works in an empty folder that is its home. What it prints, or writes
+Anthropic's clients read, and works in an empty folder that is its home. A model decides what it does,
+so that it sees only what its command names (`tools.tool_walls`). What it prints, or writes
 into `{answer_file}`, is the answer; a nonzero exit status is a failure of the agent.
 """
 
@@ -13,15 +14,17 @@ import shlex
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from agentrl.config.sections import AgentSection
+from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentError, ConfigError, UserCodeError
 from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE, AgentFunction, load_agent
 from agentrl.runtime.processes.child_processes import keeper_command
-from agentrl.runtime.processes.confinement import scratch_directory
+from agentrl.runtime.processes.wall import inherited_environment, scratch_directory, wall_hint
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
+from agentrl.tools.tool_walls import tool_wall
 
 PLACEHOLDERS = ("query", "task_id", "model", "base_url", "anthropic_base_url", "answer_file")
 _QUESTION_PLACEHOLDERS = {"query", "task_id"}
@@ -32,26 +35,28 @@ _INTERPRETER = re.compile(
 )
 """Programs that run a text, by the option that begins it (`ssh`: all its arguments)."""
 _OPTION_WITH_VALUE = re.compile(r"[-+][A-Za-z]*[oOWX]")
-_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _MAX_OUTPUT_BYTES = 1 << 20
 _END_SECONDS = 2.0
 
 
-def configured_agent(section: AgentSection) -> AgentFunction:
+def configured_agent(config: RootConfig) -> AgentFunction:
     """Return the configured agent: a function (`agent`), or a program (`agent_command`).
 
     Raises:
         ConfigError: it cannot be loaded.
     """
-    return command_agent(section) if section.agent is None else load_agent(section.agent)
+    agent = config.agents.agent
+    return command_agent(config) if agent is None else load_agent(agent)
 
 
-def command_agent(section: AgentSection) -> AgentFunction:
+def command_agent(config: RootConfig) -> AgentFunction:
     """Return the agent that runs `agent_command`.
 
     Raises:
-        ConfigError: the program or script does not exist, or a placeholder is missing or unknown.
+        ConfigError: the program or script does not exist, would see what is private to the run, or
+            cannot be confined; or a placeholder is missing or unknown.
     """
+    section = config.agents
     command = "" if section.agent_command is None else section.agent_command.get_secret_value()
     try:
         words = shlex.split(command)
@@ -67,9 +72,10 @@ def command_agent(section: AgentSection) -> AgentFunction:
     missing = [name for name in section.agent_env if name not in os.environ]
     if missing:
         raise ConfigError(f"--agent_env: the environment variable {missing[0]} is not set")
-    environment = {
-        name: os.environ[name] for name in (*_INHERITED, *section.agent_env) if name in os.environ
-    }
+    given = {name: os.environ[name] for name in section.agent_env}
+    environment = inherited_environment() | given
+    # The words before a question replaces a placeholder: what it names is not opened.
+    wall = tool_wall(config, (*words, *given.values()), named_by="--agent_command")
 
     async def play(task: MCPTask, endpoint: AgentEndpoint) -> str | None:
         with scratch_directory("agentrl-agent-") as folder:
@@ -84,8 +90,11 @@ def command_agent(section: AgentSection) -> AgentFunction:
             }
             # Substituted after splitting, so that a question always stays one argument.
             arguments = [_PLACEHOLDER.sub(lambda m: values[m[1]], word) for word in words]
-            variables = {**environment, **_endpoint_variables(endpoint), "HOME": folder}
-            printed = await _run(arguments, variables, folder)
+            own = replace(wall, scratch=Path(folder), directory=folder)
+            variables = environment | _endpoint_variables(endpoint) | own.environment()
+            printed = await _run(
+                await asyncio.to_thread(own.command, arguments), variables, words[0]
+            )
             return _read_answer(answer_file) if "{answer_file}" in command else printed
 
     setattr(play, IS_ELSEWHERE, True)
@@ -171,7 +180,7 @@ def _endpoint_variables(endpoint: AgentEndpoint) -> dict[str, str]:
     }
 
 
-async def _run(arguments: list[str], environment: Mapping[str, str], folder: str) -> str:
+async def _run(arguments: list[str], environment: Mapping[str, str], name: str) -> str:
     """Run a program until it exits; return its output.
 
     Raises:
@@ -184,12 +193,11 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            cwd=folder,
             env=environment,
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        raise AgentError(f"{arguments[0]} cannot be started: {error}") from error
+        raise AgentError(f"{name} cannot be started: {error}") from error
     assert process.stdout is not None
     assert process.stderr is not None
     reading = asyncio.gather(_last_bytes(process.stdout), _last_bytes(process.stderr))
@@ -204,8 +212,8 @@ async def _run(arguments: list[str], environment: Mapping[str, str], folder: str
             return out
         last = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
         reason = f": {last[:500]}" if last else ", with nothing on stderr"
-        raise UserCodeError(f"{arguments[0]} exited with status {status}{reason}")
-    raise UserCodeError(f"{arguments[0]} left processes running that keep its output open")
+        raise UserCodeError(f"{name} exited with status {status}{reason}{wall_hint(err)}")
+    raise UserCodeError(f"{name} left processes running that keep its output open")
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from agentrl.config.private_paths import private_paths, private_ports, writable_paths
+from agentrl.config.opened_paths import check_shown
 from agentrl.config.sections import InferenceSection, RootConfig, SamplingSection, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
@@ -18,6 +18,7 @@ from agentrl.rollout.traces import open_traces
 from agentrl.schema import MCPTask, Record, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, ToolSpec, connect_tools, load_mcp_servers
+from agentrl.tools.tool_walls import tool_wall
 
 log = logging.getLogger(__name__)
 
@@ -94,17 +95,18 @@ def is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
 
 
 def tools_of(config: RootConfig) -> ToolsConfig:
-    """Return a run's tool servers, whose programs have no access to what is private to the run.
+    """Return a run's tool servers, whose programs see only what the user opens to them.
 
     Raises:
-        ConfigError: the description of a server is malformed, or a path cannot be made writable.
+        ConfigError: the description of a server is malformed, or its program would see too much.
     """
-    bounds = {
-        "hidden_paths": private_paths(config),
-        "writable_paths": writable_paths(config),
-        "closed_ports": private_ports(config),
-    }
-    return tools_config(config.tools).model_copy(update=bounds)
+    tools = tools_config(config.tools)
+    for name, server in tools.servers.items():
+        if server.command is not None:
+            tool_wall(config, server.words, named_by=f"mcpServers.{name}")
+            writable = map(Path, server.writable)
+            check_shown(config, (*server.named_paths(), *writable), f"mcpServers.{name}")
+    return tools.model_copy(update={"wall": tool_wall(config)})
 
 
 def tools_config(section: ToolsSection) -> ToolsConfig:

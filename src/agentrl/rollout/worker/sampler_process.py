@@ -114,7 +114,7 @@ async def _agent_sampler(
     """Return what makes rollouts of the configured agent and environments; None without either."""
     if not config.agents.has_agent and not config.data.environments:
         return None
-    agent = agents.wrapped(configured_agent(config.agents)) if config.agents.has_agent else None
+    agent = agents.wrapped(configured_agent(config)) if config.agents.has_agent else None
     endpoints = await stack.enter_async_context(
         AgentEndpointServer.open(config.agents, config.model.model_name)
     )

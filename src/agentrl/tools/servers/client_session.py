@@ -25,7 +25,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from agentrl.errors import ToolError
 from agentrl.runtime.package_version import package_version
 from agentrl.runtime.processes.child_processes import program
-from agentrl.runtime.processes.confinement import scratch_directory
+from agentrl.runtime.processes.wall import scratch_directory
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.servers.http_transport import FailureReportingTransport
 from agentrl.tools.servers.mcp_repair import repairing
@@ -266,21 +266,25 @@ async def _command_transport(
     server: McpServer, config: ToolsConfig, child: StdioServer, stack: AsyncExitStack
 ) -> Transport:
     """Return the transport that starts a server's command, isolated from other servers."""
-    confinement = config.confinement
-    if confinement is None:
-        confinement = config.confined_to(await stack.enter_async_context(scratch_folder()))
-    writable = (*config.writable_paths, *map(Path, server.writable))
-    confinement = replace(confinement, writable=writable)
+    wall = config.wall
+    if wall.scratch is None:
+        wall = replace(wall, scratch=await stack.enter_async_context(scratch_folder()))
 
     def with_rollout_dir(text: str) -> str:
-        return text.replace(ROLLOUT_DIR, str(confinement.scratch))
+        return text.replace(ROLLOUT_DIR, str(wall.scratch))
 
+    wall = replace(
+        wall,
+        readable=(*wall.readable, *server.named_paths()),
+        writable=(*wall.writable, *map(Path, server.writable)),
+        directory=with_rollout_dir(server.cwd or "") or wall.directory or str(Path.cwd()),
+    )
     argv = [program(server.command or ""), *map(with_rollout_dir, server.args)]
+    variables = {
+        name: with_rollout_dir(text.get_secret_value()) for name, text in server.env.items()
+    }
     return stdio_transport(
-        await asyncio.to_thread(confinement.command, argv),
-        environment=confinement.environment()
-        | {name: with_rollout_dir(value.get_secret_value()) for name, value in server.env.items()},
-        cwd=with_rollout_dir(server.cwd or "")
-        or (confinement.scratch if confinement.own_home else None),
+        await asyncio.to_thread(wall.command, argv),
+        environment=wall.environment() | variables,
         child=child,
     )

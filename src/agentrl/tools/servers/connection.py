@@ -73,7 +73,7 @@ class ServerConnection:
         """
         config = self._config
         if folder is not None:
-            config = config.model_copy(update={"confinement": config.confined_to(folder)})
+            config = config.with_scratch(folder)
         other = ServerConnection(self.name, self.server, config, self._questions)
         other.instructions = self.instructions
         return other

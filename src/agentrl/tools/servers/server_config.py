@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Self
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 from agentrl.config.named_files import read_text_file
 from agentrl.errors import ConfigError
 from agentrl.runtime.processes.child_processes import program
-from agentrl.runtime.processes.confinement import Confinement
+from agentrl.runtime.processes.wall import Wall, named_paths
 
 Transport = Literal["http", "sse", "stdio", "aggregator"]
 ROLLOUT_DIR = "${rollout_dir}"
@@ -38,8 +39,9 @@ class McpServer(BaseModel):
     env: dict[str, SecretStr] = Field(default_factory=dict)
     """Environment of the command, in addition to PATH, HOME and the like."""
     cwd: str | None = None
+    """Its working directory, which it then sees; by default an empty one."""
     writable: tuple[str, ...] = ()
-    """Directories outside its scratch directory that the command may write to; all rollouts, or
+    """Files and folders outside its scratch folder that the command may write to; all rollouts, or
     all clients of `agentrl env up`, share them."""
     call_timeout_seconds: float | None = Field(default=None, gt=0)
     """Longest tool call; by default `ToolsConfig.call_timeout_seconds`."""
@@ -83,6 +85,18 @@ class McpServer(BaseModel):
         if self.url is not None and not re.match(r"https?://[^/\s]", self.url):
             raise ValueError(f"url {self.url!r} is not an http(s) address")
         return self
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its command line and the values of its variables, without paths of a rollout."""
+        variables = (text.get_secret_value() for text in self.env.values())
+        given = (program(self.command or ""), *self.args, *variables)
+        return tuple(word for word in given if ROLLOUT_DIR not in word)
+
+    def named_paths(self) -> tuple[Path, ...]:
+        """Return what the command line, the variables and the working directory name."""
+        directory = self.cwd if self.cwd and ROLLOUT_DIR not in self.cwd else None
+        return (*named_paths(self.words), *(() if directory is None else (Path(directory),)))
 
     @property
     def address(self) -> str:
@@ -134,15 +148,9 @@ class ToolsConfig(BaseModel):
     refresh_seconds: float = Field(default=60.0, gt=0)
     """Seconds between two refreshes of the servers' tool lists; a rollout keeps the tools that it
     started with."""
-    confinement: Confinement | None = None
-    """What commands can access; by default they read everything but the hidden paths, and write to a
-    private scratch directory."""
-    hidden_paths: tuple[Path, ...] = ()
-    """Files and directories that commands do not see."""
-    writable_paths: tuple[Path, ...] = ()
-    """Files and directories that all commands can write to."""
-    closed_ports: tuple[int, ...] = ()
-    """TCP ports to which commands cannot connect."""
+    wall: Wall = Wall()
+    """What commands can access in addition to what their own words name. Without a scratch folder,
+    each gets one of its own."""
     log_dir: Path | None = None
     """Folder for the standard error of commands; by default it is discarded."""
     log_prefix: str = "tool_"
@@ -154,9 +162,9 @@ class ToolsConfig(BaseModel):
     max_result_chars: int = Field(default=200_000, gt=0)
     """Longer results are cut in the middle, with a note."""
 
-    def confined_to(self, folder: Path) -> Confinement:
-        """Return what a command can access whose private directory is `folder`."""
-        return Confinement(scratch=folder, hidden=self.hidden_paths, closed_ports=self.closed_ports)
+    def with_scratch(self, folder: Path) -> Self:
+        """Return the same with one scratch folder for all commands."""
+        return self.model_copy(update={"wall": replace(self.wall, scratch=folder)})
 
     @property
     def is_resumable(self) -> bool:

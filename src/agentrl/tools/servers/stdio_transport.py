@@ -27,7 +27,7 @@ from agentrl.config.secrets import redact
 from agentrl.errors import ToolError
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line
-from agentrl.runtime.processes.confinement import read_only_hint
+from agentrl.runtime.processes.wall import wall_hint
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.servers.mcp_repair import refused_line
 
@@ -55,7 +55,7 @@ class StdioServer:
         self._num_logged = 0
         self._last: deque[str] = deque(maxlen=1)
         self.hint = ""
-        """How it may write to a path, if its output says that it could not."""
+        """Which flag opens what it was refused, if its output says so."""
 
     @property
     def last_line(self) -> str:
@@ -74,7 +74,7 @@ class StdioServer:
     def _log(self, lines: Sequence[str]) -> None:
         texts = [one_line(redact(line[:_LOG_CHUNK_BYTES])) for line in lines if line.strip()]
         if texts:
-            self._note_read_only("\n".join(texts))
+            self._note_hint("\n".join(texts))
             self._last.append(texts[-1][:_MAX_LINE_CHARS])
         if self._log_path is None or not texts or self._num_logged >= MAX_LOG_BYTES:
             return
@@ -87,19 +87,19 @@ class StdioServer:
         with self._log_path.open("a", encoding="utf-8") as log:
             log.write(text)
 
-    def _note_read_only(self, output: str) -> None:
-        """Keep how to write to a path that is read-only, and log it: servers tell clients no reason."""
-        hint = read_only_hint(output)
+    def _note_hint(self, output: str) -> None:
+        """Keep how to open what is refused, and log it: servers tell clients no reason."""
+        hint = wall_hint(output)
         if hint and not self.hint:
             self.hint = hint
-            _warn_of_read_only_path(hint, self._log_path)
+            _warn_of_closed_path(hint, self._log_path)
 
 
 @cache
-def _warn_of_read_only_path(hint: str, log_path: Path | None) -> None:
+def _warn_of_closed_path(hint: str, log_path: Path | None) -> None:
     """Warn once for each server, which may be started for every rollout."""
     log = "" if log_path is None else f" (see {log_path})"
-    logger.warning("a tool server could not write to a read-only path%s%s", log, hint)
+    logger.warning("a tool server was refused a path%s%s", log, hint)
 
 
 @asynccontextmanager
@@ -107,7 +107,6 @@ async def stdio_transport(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
-    cwd: str | Path | None,
     child: StdioServer,
 ) -> AsyncIterator[_Streams]:
     """Start a command and yield the streams of its connection; it is stopped with the context.
@@ -122,7 +121,6 @@ async def stdio_transport(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=dict(environment),
-            cwd=cwd,
             limit=MAX_MESSAGE_BYTES,
             start_new_session=True,
         )

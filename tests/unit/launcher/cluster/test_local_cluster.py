@@ -16,7 +16,7 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.cluster import tool_server_start
 from agentrl.launcher.cluster.local_cluster import LocalCluster
 from agentrl.rollout.worker.resources import tools_config
-from agentrl.runtime.processes.confinement import confinement_gap
+from agentrl.runtime.processes.wall import wall_gap
 from agentrl.tools import connect_tools
 
 PRYING = Path(__file__).parents[3] / "support/prying_server.py"
@@ -149,7 +149,7 @@ async def test_a_tool_server_without_mcp_is_told_its_address(
             await cluster.start_tool_server()
 
 
-@pytest.mark.skipif(confinement_gap() is not None, reason="needs namespaces")
+@pytest.mark.skipif(wall_gap() is not None, reason="needs namespaces")
 async def test_the_own_tool_server_sees_no_process_and_no_file_of_the_run(tmp_path: Path) -> None:
     server = f"{sys.executable} {PRYING} --port {{port}}"
     (tmp_path / "notes").mkdir()

@@ -26,7 +26,7 @@ from agentrl.rollout.agent import AgentEndpoint
 from agentrl.rollout.recorded_turns import BranchTurns
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
-from agentrl.runtime.processes.confinement import confinement_gap
+from agentrl.runtime.processes.wall import wall_gap
 from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, MCPTask, Record, Score
 from agentrl.store import TrajectoryStore
 
@@ -200,7 +200,7 @@ def appended(turns: list[DispatchedSamplingTask]) -> list[str]:
     return [call.arguments["command"].split()[1] for call in calls]
 
 
-needs_sandbox = pytest.mark.skipif(confinement_gap() is not None, reason="no namespaces here")
+needs_sandbox = pytest.mark.skipif(wall_gap() is not None, reason="no namespaces here")
 COUNT_WORDS = """
 mkdir -p /logs/verifier
 wc -l < /app/words > /logs/verifier/reward.txt

@@ -9,9 +9,9 @@ from support.harbor import TOML, write_task
 from agentrl.errors import AgentError, ConfigError
 from agentrl.plugins.environments.harbor_sandboxes import ProcessSandbox
 from agentrl.plugins.environments.harbor_tasks import HarborTask, load_tasks
-from agentrl.runtime.processes.confinement import confinement_gap
+from agentrl.runtime.processes.wall import wall_gap
 
-needs_namespaces = pytest.mark.skipif(confinement_gap() is not None, reason="no namespaces here")
+needs_namespaces = pytest.mark.skipif(wall_gap() is not None, reason="no namespaces here")
 
 
 def only(folder: Path) -> HarborTask:
@@ -89,12 +89,13 @@ def test_commands_see_nothing_of_this_machine_but_its_programs(
     (tmp_path / "private").write_text("shh")
     with ProcessSandbox("/app", {}, memory_mb=256, network=False) as box:
         assert box.shell("pwd; echo $A_SECRET; echo ~; ls -A", 10) == (0, "/app\n\n/root\n")
-        for path in (tmp_path, Path.cwd(), "/etc/shadow", "/var", "/home"):
+        for path in (tmp_path, Path.cwd() / "tests", "/etc/shadow", "/var/log", "/home"):
             assert box.shell(f"ls {path}", 10)[0] != 0, path
         for path in ("/usr/x", "/etc/x", "/x"):
             assert "Read-only" in box.shell(f"touch {path}", 10)[1], path
         assert box.shell("ls /sys/class/net; cat /proc/net/dev | wc -l", 10)[1].endswith("3\n")
-        devices = {"fd", "full", "null", "random", "shm", "urandom", "zero"}
+        devices = {"fd", "full", "null", "ptmx", "pts", "random", "shm", "urandom", "zero"}
+        devices |= {"stdin", "stdout", "stderr"}
         assert set(box.shell("ls /dev", 10)[1].split()) == devices
         assert box.shell("echo x > /dev/null; head -c 3 /dev/urandom | wc -c", 10) == (0, "3\n")
         pids = box.shell("ls /proc | grep -c '^[0-9]'", 10)[1]

@@ -16,9 +16,9 @@ from agentrl.plugins.environments.environment_kinds import run_call
 from agentrl.plugins.environments.harbor_format import content_hash
 from agentrl.plugins.environments.harbor_sandboxes import ProcessSandbox
 from agentrl.plugins.environments.harbor_tasks import HarborTask, load_tasks
-from agentrl.runtime.processes.confinement import confinement_gap
+from agentrl.runtime.processes.wall import wall_gap
 
-needs_namespaces = pytest.mark.skipif(confinement_gap() is not None, reason="no namespaces here")
+needs_namespaces = pytest.mark.skipif(wall_gap() is not None, reason="no namespaces here")
 
 
 def only(folder: Path) -> HarborTask:

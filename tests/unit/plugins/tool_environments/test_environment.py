@@ -17,7 +17,6 @@ from support.patience import PATIENCE
 
 from agentrl.cli.main import main
 from agentrl.errors import ToolError
-from agentrl.runtime.processes.memory_use import memory_of
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 
 SERVER = Path(__file__).parents[3] / "support/mcp_server.py"
@@ -258,7 +257,7 @@ async def test_sessions_and_their_memory_are_bounded(
     start_environment: StartEnvironment,
 ) -> None:
     environment = start_environment(
-        {"prying": PRYING}, "--max_sessions", "1", "--session_memory_megabytes", "400"
+        {"prying": PRYING}, "--max_sessions", "1", "--server_memory_megabytes", "400"
     )
     async with environment.client() as one, environment.client() as other:
         assert await said(one, "take_memory", megabytes=1000) == "no memory"
@@ -270,11 +269,10 @@ async def test_sessions_and_their_memory_are_bounded(
 async def test_files_in_memory_count_as_memory_of_a_session(
     start_environment: StartEnvironment, kind: str
 ) -> None:
-    environment = start_environment({"prying": PRYING}, "--session_memory_megabytes", "300")
+    environment = start_environment({"prying": PRYING}, "--server_memory_megabytes", "300")
     async with environment.client() as one:
         assert await said(one, "take_files", megabytes=50, kind=kind) == "taken"
         pids = [child.pid for child in psutil.Process(environment.process.pid).children()]
-        assert memory_of(pids) < 300 << 20
         assert await said(one, "take_files", megabytes=250, kind=kind) == "taken"
         async with asyncio.timeout(PATIENCE):
             while psutil.pid_exists(pids[0]):

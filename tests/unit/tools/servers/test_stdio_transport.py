@@ -12,9 +12,10 @@ async def streams_end(code: str) -> transport.StdioServer:
     """Start a program that speaks no MCP; return what is known of it once its messages end."""
     child = transport.StdioServer(None)
     command = [sys.executable, "-c", f"import os, sys, time\n{code}"]
-    async with transport.stdio_transport(
-        command, environment=os.environ, cwd=None, child=child
-    ) as (received, _):
+    async with transport.stdio_transport(command, environment=os.environ, child=child) as (
+        received,
+        _,
+    ):
         pid = child.pid
         assert [item async for item in received] == []
     assert pid is not None
@@ -44,7 +45,6 @@ async def test_a_command_that_is_not_there_is_one_line() -> None:
         async with transport.stdio_transport(
             ["no-such-command"],
             environment={},
-            cwd=None,
             child=transport.StdioServer(None),
         ):
             pass

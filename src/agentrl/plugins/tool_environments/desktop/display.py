@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError, ToolError
 from agentrl.runtime.ports import listening_near
 from agentrl.runtime.printable import one_line
 from agentrl.runtime.processes.child_processes import end_with_parent
-from agentrl.runtime.processes.confinement import Confinement, confinement_gap
+from agentrl.runtime.processes.wall import wall_gap
 
 NEEDED = ("Xvfb", "openbox", "chromium", "maim", "xdotool")
 NEEDED_FOR_FILES = ("xterm", "mousepad")
@@ -181,7 +181,7 @@ class Display:
         """
         # Chromium's sandbox needs namespaces, which it does not use as root. The second flag hides
         # the warning bar about the first.
-        can_use_sandbox = os.geteuid() != 0 and confinement_gap() is None
+        can_use_sandbox = os.geteuid() != 0 and wall_gap() is None
         sandbox = () if can_use_sandbox else ("--no-sandbox", "--test-type")
         profile = f"--user-data-dir={self._folder / 'browser'}"
         # If a browser is running, it opens the page and this process exits.
@@ -221,20 +221,11 @@ class Display:
             await self._start_viewer()
 
     def _server_command(self, display_dir: Path, number_fd: int) -> list[str]:
-        """Return the command line of the X server.
-
-        It requires a writable /tmp, regardless of TMPDIR. Under the confinement of `agentrl env
-        up`, /tmp is read-only, so the display's own folder is mounted there.
-        """
+        """Return the command line of the X server."""
         screen = f"{self.width}x{self.height}x24"
         argv = ["Xvfb", "-displayfd", str(number_fd), "-screen", "0", screen, "-nolisten", "tcp"]
         argv += ["-noreset", "-extension", "MIT-SHM"]  # confined programs cannot share memory
-        if confinement_gap() is not None:
-            return [*argv, "-auth", str(display_dir / "cookies")]
-        root = self._folder / "root"
-        root.mkdir(0o700)
-        confinement = Confinement(scratch=root, places={"/tmp": display_dir}, directory="/tmp")
-        return confinement.command([*argv, "-auth", "/tmp/cookies"])
+        return [*argv, "-auth", str(display_dir / "cookies")]
 
     async def _start_viewer(self) -> None:
         password, socket = self._folder / "password", self._folder / "vnc"
