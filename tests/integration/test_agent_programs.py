@@ -9,7 +9,7 @@ from support.agent_venvs import python_with
 from support.agents import assert_prompts_as_sent, open_stage
 from support.play import begin_run, tool_call
 
-from agentrl.config.sections import AgentSection, RolloutSection
+from agentrl.config.sections import AgentSection, RolloutSection, RootConfig
 from agentrl.data import TokenTree
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
@@ -46,7 +46,7 @@ async def test_every_id_that_the_engine_drew_for_an_unchanged_program_is_trained
         "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors LITELLM_LOCAL_MODEL_COST_MAP=True"
     )
     command = f"env {settings} sh -c {shlex.quote(shell)} {{query}}"
-    agent = configured_agent(AgentSection(agent_command=command))
+    agent = configured_agent(RootConfig(agents=AgentSection(agent_command=command)))
     with serve_script(renderer, replies(LOOK, SUBMIT)) as engine:
         await begin_run(store, engine, TASK)
         limits = RolloutSection(rollout_timeout_seconds=100)

@@ -101,7 +101,6 @@ def test_plain_values_and_defaults_are_accepted_from_anybody(name: str, value: A
         ("chat_template", ["{{ messages }}"]),
         ("report_to", ["wandb"]),
         ("mcp_servers", "servers.json"),
-        ("tool_visible_ports", [27017]),
         ("db_connection_string", "mongodb://them/x"),
         ("agent_env", ["AWS_SECRET_ACCESS_KEY"]),
     ],

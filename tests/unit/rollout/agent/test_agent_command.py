@@ -11,7 +11,7 @@ from harness.scripted_engine import replies, serve_script
 from support.agents import open_stage
 from support.play import begin_run
 
-from agentrl.config.sections import AgentSection, RolloutSection
+from agentrl.config.sections import AgentSection, RolloutSection, RootConfig
 from agentrl.errors import AgentError, ConfigError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
@@ -39,15 +39,15 @@ def program(folder: Path, *lines: str) -> str:
     return f"{sys.executable} {path}"
 
 
-def section_of(command: str, *names: str) -> AgentSection:
-    return AgentSection(agent_command=command, agent_env=names)
+def config_of(command: str, *names: str) -> RootConfig:
+    return RootConfig(agents=AgentSection(agent_command=command, agent_env=names))
 
 
 async def play(
     store: TrajectoryStore, renderer: Renderer, command: str, seconds: float = 60.0
 ) -> tuple[RolloutResult, list[int], list[int]]:
     """Let a program play a slot; return the result, and the ids stored and drawn."""
-    agent = configured_agent(section_of(command))
+    agent = configured_agent(config_of(command))
     limits = RolloutSection(rollout_timeout_seconds=seconds)
     with serve_script(renderer, replies("<answer>7</answer>")) as engine:
         await begin_run(store, engine, TASK)
@@ -73,12 +73,12 @@ async def test_a_script_is_named_from_the_folder_of_the_run(
     result, _, _ = await play(store, renderer, f"{sys.executable} agent.py {{query}}")
     assert result.final_answer == "7"
     with pytest.raises(ConfigError, match=f"nowhere.py: no such file in {tmp_path}"):
-        configured_agent(section_of("python nowhere.py {query}"))
+        configured_agent(config_of("python nowhere.py {query}"))
 
 
 def test_a_program_that_would_not_be_told_the_question_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--agent_command has no \{query\}"):
-        configured_agent(section_of(sys.executable))
+        configured_agent(config_of(sys.executable))
 
 
 async def test_a_program_may_write_its_answer_into_a_file_and_chatter(
@@ -108,7 +108,7 @@ async def test_a_failed_program_is_scored_and_says_its_last_word(
 async def test_a_program_that_fails_before_it_asks_is_not_the_policys_doing(
     store: TrajectoryStore, renderer: Renderer, source: str, problem: str
 ) -> None:
-    agent = configured_agent(section_of(f"{sys.executable} -c '{source}' {{query}}"))
+    agent = configured_agent(config_of(f"{sys.executable} -c '{source}' {{query}}"))
     with serve_script(renderer, replies()) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
@@ -139,7 +139,7 @@ async def test_a_program_sees_no_secret_of_the_sampler(
 ) -> None:
     monkeypatch.setenv("MONGODB_URI", "mongodb://secret")
     monkeypatch.setenv("MINE", "yes")
-    agent = configured_agent(section_of("sh -c env {query}", "MINE"))
+    agent = configured_agent(config_of("sh -c env {query}", "MINE"))
     printed = str(await agent(TASK, NOWHERE))  # type: ignore[misc]
     assert "mongodb" not in printed
     assert "MINE=yes" in printed
@@ -163,13 +163,13 @@ def test_a_command_that_cannot_run_is_refused_in_one_line(
     command: str, names: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        configured_agent(section_of(command, *names))
+        configured_agent(config_of(command, *names))
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_braces_that_are_no_placeholder_stay() -> None:
-    configured_agent(section_of("env '{\"a\": 1}' ${HOME} {query}"))
+    configured_agent(config_of("env '{\"a\": 1}' ${HOME} {query}"))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_braces_that_are_no_placeholder_stay() -> None:
 )
 def test_the_text_of_a_question_is_no_program(command: str, name: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        configured_agent(section_of(command))
+        configured_agent(config_of(command))
     assert f"would run the text of {{{name}}} as a program" in str(refused.value)
     assert "$1" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -201,4 +201,4 @@ def test_the_text_of_a_question_is_no_program(command: str, name: str) -> None:
     ],
 )
 def test_a_question_may_be_an_argument_of_an_interpreter(command: str) -> None:
-    configured_agent(section_of(command))
+    configured_agent(config_of(command))

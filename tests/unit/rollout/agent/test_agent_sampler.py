@@ -12,7 +12,7 @@ from harness.scripted_engine import serve_script
 from support.agents import client_of, open_stage
 from support.play import begin_run, claim
 
-from agentrl.config.sections import AgentSection, RolloutSection
+from agentrl.config.sections import AgentSection, RolloutSection, RootConfig
 from agentrl.errors import AgentError, ConfigError, InferenceError
 from agentrl.plugins.environments.environment_sampler import EnvironmentSampler
 from agentrl.renderers.renderer import Renderer
@@ -192,7 +192,9 @@ async def test_every_end_of_an_agent_has_its_own_outcome(
 
 
 def test_agents_that_run_in_other_processes_stay_on_the_samplers_loop() -> None:
-    program = configured_agent(AgentSection(agent_command=f"{sys.executable} -c pass {{query}}"))
+    program = configured_agent(
+        RootConfig(agents=AgentSection(agent_command=f"{sys.executable} -c pass {{query}}"))
+    )
     with AgentThread.open() as agents:
         assert agents.wrapped(program) is program
         assert agents.wrapped(answers) is not answers
