@@ -360,6 +360,11 @@ def _hosts_of(uri: str) -> str:
     return uri.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
 
 
+def has_login(uri: str) -> bool:
+    """Return whether a URI names a user, or another way to authenticate."""
+    return "@" in uri.partition("?")[0] or "authmechanism=" in uri.lower()
+
+
 def unencrypted_hosts(uri: str) -> list[str]:
     """Return the hosts beyond this machine that a URI reaches without TLS."""
     options = parse_qsl(uri.partition("?")[2].lower())

@@ -26,7 +26,7 @@ from agentrl.launcher.checks.extras import check_extras
 from agentrl.launcher.checks.function_checks import check_functions
 from agentrl.launcher.checks.policy_checks import check_policy, find_model
 from agentrl.launcher.checks.question_checks import check_questions
-from agentrl.launcher.checks.server_checks import check_servers
+from agentrl.launcher.checks.server_checks import check_servers, open_servers
 from agentrl.launcher.checks.tool_bounds import open_to_tools
 from agentrl.launcher.cluster.child_commands import check_tool_server_command
 from agentrl.renderers.renderer import Renderer
@@ -40,6 +40,7 @@ from agentrl.runtime.ports import is_taken
 from agentrl.runtime.telemetry.tracker_checks import check_trackers
 from agentrl.runtime.telemetry.tracker_login import check_login
 from agentrl.store import TrajectoryStore
+from agentrl.store.database import has_login
 from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
 
@@ -244,9 +245,15 @@ async def _check_agent(config: RootConfig, *, trains: bool) -> list[str]:
     return ["the agent uses its own tools: the model does not see the tool servers of this run"]
 
 
-async def _check_own_servers(config: RootConfig) -> None:
-    if config.rollout.enable_sampling and config.agents.evaluated_route is None:
-        await check_servers(config.inference)
+async def _check_own_servers(config: RootConfig) -> list[str]:
+    if not config.rollout.enable_sampling or config.agents.evaluated_route is not None:
+        return []
+    await check_servers(config.inference)
+    return [
+        f"--inference_urls {url} answers without a key: programs of tools, and everybody else who "
+        "reaches it, can sample there and replace its weights; start it with keys (docs/sglang.md)"
+        for url in await open_servers(config.inference.inference_urls)
+    ]
 
 
 def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
@@ -284,16 +291,22 @@ def _check_group_size(data: DataSection) -> None:
         )
 
 
-async def _check_store(config: RootConfig, *, trains: bool) -> None:
+async def _check_store(config: RootConfig, *, trains: bool) -> list[str]:
     uri = config.store.db_connection_string
     if uri is None:
         find_mongod()
         if trains and not config.data.has_training and not config.private_mongo_dir.exists():
             raise _no_questions(config.run.run_name)
-        return
+        return []
     async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
         if trains:
             await check_has_questions(config.data, store)
+    if has_login(uri.get_secret_value()):
+        return []
+    return [
+        "--db_connection_string asks for no password: programs of tools, and everybody else who "
+        "reaches its port, can read and change the run; give MongoDB a user (docs/store.md)"
+    ]
 
 
 async def check_has_questions(data: DataSection, store: TrajectoryStore) -> None:

@@ -6,6 +6,8 @@ started.
 
 import asyncio
 import shlex
+from collections.abc import Sequence
+from contextlib import suppress
 
 import httpx
 from pydantic import SecretStr
@@ -36,6 +38,18 @@ async def check_servers(inference: InferenceSection) -> str:
     if inference.inference_gateway is not None:
         await _check_responds("--inference_gateway", inference.inference_gateway)
     return f"{len(inference.inference_urls)} of --inference_urls respond"
+
+
+async def open_servers(urls: Sequence[str]) -> list[str]:
+    """Return the addresses whose servers answer requests without a key."""
+    found = []
+    for url in urls:
+        async with SGLangClient(url) as client:
+            with suppress(InferenceError, TimeoutError):
+                async with asyncio.timeout(_RESPONSE_SECONDS):
+                    await client.model_info()
+                    found.append(url)
+    return found
 
 
 async def _check_responds(flag: str, url: str) -> None:

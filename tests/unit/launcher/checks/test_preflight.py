@@ -4,20 +4,24 @@ import asyncio
 import json
 import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.launcher.checks import preflight
-from agentrl.launcher.checks.preflight import _check_tools, check_inputs, findings
+from agentrl.launcher.checks.preflight import _check_store, _check_tools, check_inputs, findings
 from agentrl.launcher.checks.question_checks import check_questions
 from agentrl.rollout.worker.branching import check_tools_can_branch
 from agentrl.rollout.worker.resources import tools_config
+from agentrl.runtime.ports import free_port
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
 
 
 async def test_questions_that_end_early_and_keys_that_nothing_reads_are_noted(
@@ -41,6 +45,43 @@ async def test_questions_that_end_early_and_keys_that_nothing_reads_are_noted(
         "--num_train_epochs 4"
     )
     assert len(await check_inputs(load_config(given | {"max_steps": 3}))) == 1
+
+
+async def test_a_database_that_asks_for_no_password_is_noted(
+    tmp_path: Path, mongod: EmbeddedMongo
+) -> None:
+    (tmp_path / "open").mkdir()
+    port = free_port()
+    command = [
+        str(find_mongod()),
+        "--dbpath",
+        str(tmp_path / "open"),
+        "--port",
+        str(port),
+        "--replSet",
+        "rs",
+    ]
+    with subprocess.Popen([*command, "--bind_ip", "127.0.0.1"], stdout=subprocess.DEVNULL) as open_:
+        try:
+            address = f"127.0.0.1:{port}"
+            with MongoClient[dict[str, Any]](address, directConnection=True) as client:
+                members = [{"_id": 0, "host": address}]
+                client.admin.command("replSetInitiate", {"_id": "rs", "members": members})
+            uri = f"mongodb://{address}/?replicaSet=rs"
+            config = load_config(
+                {"db_connection_string": uri, "train_file": "assets/demo/train.jsonl"}
+            )
+            (note,) = await _check_store(config, trains=True)
+            assert note.startswith("--db_connection_string asks for no password: programs of tools")
+        finally:
+            open_.kill()
+    closed = mongod.uri("x")
+    given = {"train_file": "assets/demo/train.jsonl", "db_connection_string": closed}
+    assert await _check_store(load_config(given), trains=True) == []
+    scheme, _, rest = closed.partition("://")
+    without = f"{scheme}://{rest.rpartition('@')[2].replace('&authSource=admin', '')}"
+    with pytest.raises(StoreError, match="requires a login"):
+        await _check_store(load_config({**given, "db_connection_string": without}), trains=True)
 
 
 async def test_tools_beside_an_agent_are_noted(tmp_path: Path) -> None:
