@@ -23,7 +23,7 @@ from agentrl.config.secrets import (
     SecretUrl,
 )
 from agentrl.config.sections import SECTIONS
-from agentrl.config.value_kinds import Names, named_by
+from agentrl.config.value_kinds import Naming, named_by
 
 USUAL = (
     *("run_name", "model_name_or_path", "lora_rank", "train_file", "eval_file", "env"),
@@ -88,7 +88,7 @@ class Flag:
         return isinstance(self._kind, type) and issubclass(self._kind, SECRET_TYPES)
 
     @property
-    def names(self) -> Names:
+    def names(self) -> Naming:
         """What the flag's values name."""
         return named_by(self.field)
 
@@ -465,7 +465,7 @@ ELSEWHERE = {
     "use_vllm": _SERVERS,
     "warmup_ratio": "give --warmup_steps, a number of steps",
 }
-"""Names whose meaning differs from the nearest flag -> the flag to use, and how."""
+"""Naming whose meaning differs from the nearest flag -> the flag to use, and how."""
 
 _PREFIXES = {
     "dataloader_": _STREAMED + "; remove it",

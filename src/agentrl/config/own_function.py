@@ -9,7 +9,7 @@ from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from agentrl.config.user_code import load_reference, source_digest
-from agentrl.config.value_kinds import CODE, Kind, Names
+from agentrl.config.value_kinds import CODE, Kind, Naming
 
 REFERENCE = "FILE.py:NAME"
 """Placeholder of a user's function."""
@@ -33,7 +33,7 @@ def _absolute_reference(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class BuiltInOr(Names):
+class BuiltInOr(Naming):
     """Annotation of a string: one of some names, or the reference of a user's function."""
 
     kind: Kind = field(default="code", init=False)

@@ -18,7 +18,7 @@ Kind = Literal["plain", "code", "path", "command", "address", "secret"]
 
 
 @dataclass(frozen=True)
-class Names:
+class Naming:
     """Annotation of a field: what its values name."""
 
     kind: Kind
@@ -34,14 +34,14 @@ class Names:
         return self.kind == "plain"
 
 
-PLAIN = Names("plain")
-CODE = Names("code")
-PATH = Names("path")
-COMMAND = Names("command")
-ADDRESS = Names("address")
-SECRET = Names("secret")
+PLAIN = Naming("plain")
+CODE = Naming("code")
+PATH = Naming("path")
+COMMAND = Naming("command")
+ADDRESS = Naming("address")
+SECRET = Naming("secret")
 
-_OF_TYPES: dict[Any, Names] = {
+_OF_TYPES: dict[Any, Naming] = {
     **dict.fromkeys((bool, int, float, NoneType), PLAIN),
     Path: PATH,
     **dict.fromkeys((SecretCommand, SecretServers), COMMAND),
@@ -50,7 +50,7 @@ _OF_TYPES: dict[Any, Names] = {
 }
 
 
-def named_by(field: FieldInfo) -> Names:
+def named_by(field: FieldInfo) -> Naming:
     """Return what the values of a field name.
 
     Raises:
@@ -59,8 +59,8 @@ def named_by(field: FieldInfo) -> Names:
     return _named(field.annotation, field.metadata)
 
 
-def _named(annotation: Any, metadata: Any = ()) -> Names:
-    declared = [one for one in metadata if isinstance(one, Names)]
+def _named(annotation: Any, metadata: Any = ()) -> Naming:
+    declared = [one for one in metadata if isinstance(one, Naming)]
     if declared:
         return declared[0]
     origin, arguments = get_origin(annotation), get_args(annotation)

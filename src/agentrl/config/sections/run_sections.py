@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from agentrl.config.named_files import existing_or_shipped, read_text_file
 from agentrl.config.secrets import SecretUrl
 from agentrl.config.sections.section import ConfigSection
-from agentrl.config.value_kinds import ADDRESS, CODE, COMMAND, PATH, PLAIN, SECRET, Names
+from agentrl.config.value_kinds import ADDRESS, CODE, COMMAND, PATH, PLAIN, SECRET, Naming
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MONGODB_DATABASES = frozenset({"admin", "config", "local"})
@@ -23,7 +23,7 @@ PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
 
 
 @dataclass(frozen=True)
-class _TemplateFile(Names):
+class _TemplateFile(Naming):
     """Annotation of a file that may be given as its text."""
 
     def is_plain(self, value: Any) -> bool:
