@@ -117,12 +117,14 @@ def test_flags_of_averaging_reach_the_weights(
 
 
 def test_rows_of_a_round_make_as_many_passes_as_the_longest() -> None:
-    turns = [[make_turn(f"train/0/q0/{n}", 0, [n] * size, [9])] for n, size in enumerate((50, 5))]
-    records = [make_record(turn, float(n), traj_id=n) for n, turn in enumerate(turns)]
+    records = [
+        make_record([make_turn(f"train/0/q0/{n}", 0, [n] * size, [9])], float(n > 0), traj_id=n)
+        for n, size in enumerate((50, 30, 25))
+    ]
     group = select_group(records, AlgorithmSection(), policy_version=0)
-    batch = build_step([group], policy_version=0, token_budget=20, num_ranks=2)
-    assert [[row.num_chunks for row in share] for share in batch.micro_batches] == [[3], [3]]
-    assert all(share[0].row.num_targets for share in batch.micro_batches)
+    shares = build_step([group], policy_version=0, token_budget=20, num_ranks=2).micro_batches
+    assert [[row.num_chunks for row in share] for share in shares] == [[3, 2], [3, 2]]
+    assert [[row.row.num_targets for row in share] for share in shares] == [[1, 0], [1, 1]]
 
 
 def test_a_step_of_nothing_has_no_rows() -> None:
@@ -145,6 +147,19 @@ def test_statistics_count_tokens_before_and_after_packing() -> None:
     assert merged < stats.tokens_packed < stats.tokens_flat == apart
     assert sum(stats.staleness_histogram.values()) == stats.num_targets
     assert set(stats.staleness_histogram) == {0, 1}
+
+
+def test_a_rewritten_context_is_a_row_of_its_rollout() -> None:
+    turns = [
+        make_turn("train/0/q0/0", 0, [1, 2], [3]),
+        make_turn("train/0/q0/0", 1, [4], [5], parent=0, shared_len=3),
+        make_turn("train/0/q0/0", 2, [6], [7]),
+    ]
+    other = make_turn("train/0/q0/1", 0, [8], [9])
+    records = [make_record(turns, 1.0), make_record([other], 0.0, traj_id=1)]
+    group = select_group(records, AlgorithmSection(), policy_version=0)
+    stats = build_step([group], policy_version=0, token_budget=100).stats
+    assert (stats.tokens_flat, stats.tokens_by_rollout) == (2 + 4 + 1 + 1, 4 + 1 + 1)
 
 
 def test_pairs_and_blocks_of_attention_by_hand() -> None:

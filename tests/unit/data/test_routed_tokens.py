@@ -6,7 +6,12 @@ from harness.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.select import select_group
-from agentrl.data.tokens import TurnTokens, turn_tokens, with_routed_experts
+from agentrl.data.tokens import (
+    TurnTokens,
+    agree_on_experts,
+    turn_tokens,
+    with_routed_experts,
+)
 from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.routed_experts import pack_experts, stored_experts
 
@@ -62,6 +67,20 @@ def test_selected_turns_know_their_experts() -> None:
     group = select_group(records, AlgorithmSection(), policy_version=0)
     assert len(group.turns) == 6
     assert all(len(experts_of(turn)) == len(turn.path) for turn in group.turns)
+
+
+@pytest.mark.parametrize(
+    ("second", "num_conflicts"), [((), 0), ((10, 20, 30, 40), 0), ((10, 21, 30, 41), 2)]
+)
+def test_turns_that_share_tokens_agree_on_the_first_choice(
+    second: tuple[int, ...], num_conflicts: int
+) -> None:
+    turns = [make_turn(f"train/0/q0/{n}", 0, [1, 2, 3], [4, 5 + n]) for n in (0, 1)]
+    turns[0] = routed(turns[0], 10, 20, 30, 40)
+    turns[1] = routed(turns[1], *second) if second else turns[1]
+    agreed, found = agree_on_experts(with_routed_experts(turn_tokens(turns), turns))
+    assert [experts_of(turn)[:, 0].tolist() for turn in agreed] == [[10, 20, 30, 40]] * 2
+    assert found == num_conflicts
 
 
 @pytest.mark.parametrize(("largest", "size"), [(255, 1), (256, 2)])

@@ -98,8 +98,10 @@ def test_a_stale_score_still_counts_in_the_baseline() -> None:
     assert advantages(aged)[f"{TASK}/0/1/0"] == advantages(fresh)[f"{TASK}/0/1/0"] == 1.0
 
 
-def test_the_oldest_token_of_a_turn_decides() -> None:
-    mixed = make_turn(f"{TASK}/0", 0, [1], [2, 3], versions=[(1, 0, 1), (3, 1, 2)])
+@pytest.mark.parametrize("versions", [(1, 3), (3, 1)])
+def test_the_oldest_token_of_a_turn_decides(versions: tuple[int, int]) -> None:
+    spans = [(version, n, n + 1) for n, version in enumerate(versions)]
+    mixed = make_turn(f"{TASK}/0", 0, [1], [2, 3], versions=spans)
     records = [make_record([mixed], 1.0), record(1, 0.0)]
     assert select(records, max_staleness=1).dropped_records == {f"{TASK}/0": "stale"}
     assert select(records, max_staleness=2).dropped_records == {}
@@ -203,6 +205,12 @@ def test_a_token_of_no_known_version_is_not_taken_for_version_zero(
     group = odd(versions=spans)
     assert group.dropped_records == {f"{TASK}/0": "no_version"}
     assert [(turn.reason, turn.num_targets) for turn in group.left_out] == [("no_version", 2)]
+    turns = [
+        make_turn(f"{TASK}/0", 0, [1], [2, 3], versions=spans),
+        make_turn(f"{TASK}/0", 1, [4], [5], versions=[(3, 0, 1)]),
+    ]
+    group = select([make_record(turns, 1.0), record(1, 0.0)], max_staleness=1)
+    assert [turn.reason for turn in group.left_out] == ["no_version"]
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
