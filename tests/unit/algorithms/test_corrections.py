@@ -74,6 +74,17 @@ def test_the_samples_reach_both_sides_of_every_bound() -> None:
     assert min(np.exp(PROXIMAL - MU)) < 0.35
 
 
+def test_a_long_sequence_far_from_its_sampler_has_a_finite_weight() -> None:
+    far = importance_correction(
+        torch.zeros(100),
+        torch.full((100,), -10.0),
+        kind="full",
+        level="sequence",
+        sequences=torch.zeros(100, dtype=torch.int64),
+    )
+    assert far.weights.tolist() == pytest.approx([math.exp(20.0)] * 100, rel=1e-6)
+
+
 def test_whole_sequences_need_their_index() -> None:
     with pytest.raises(ConfigError, match="turn of every target token"):
         importance_correction(tensor(PROXIMAL), tensor(MU), kind="mis", level="sequence")

@@ -98,12 +98,12 @@ def test_staleness_narrows_the_drop_range() -> None:
     # k = exp(-2 * 0.5) = 0.3679: upper bound 1 + 0.3 * 4 * k = 1.4415.
     edge = 1 + 0.3 * 4 * math.exp(-1.0)
     losses, _ = run(
-        [edge - 1e-6, edge + 1e-6, edge + 1e-6],
-        [1.0, 1.0, 1.0],
+        [edge - 1e-6, edge + 1e-6, edge + 1e-6, 2.3],
+        [1.0, 1.0, 1.0, 1.0],
         out_of_date_decay=0.5,
-        staleness=torch.tensor([2, 2, 0]),
+        staleness=torch.tensor([2, 2, 0, -2]),  # a token of a later version widens nothing
     )
-    assert losses.keep.tolist() == [True, False, True]
+    assert losses.keep.tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)

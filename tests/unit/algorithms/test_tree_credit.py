@@ -124,11 +124,36 @@ def test_trees_of_later_rounds_are_no_baseline_of_earlier_ones() -> None:
     assert credits[6] == pytest.approx(0.25 - 0.5625)
 
 
+def test_a_branch_of_a_branch_has_the_baseline_of_its_own_round() -> None:
+    # Turns 0 1 2 are of rounds 0, 1 and 2, since the parents have no score; tree 3 is of round 2.
+    tree = TurnTree(
+        before=np.array([QUESTION, 0, 1, QUESTION]),
+        rewards=np.zeros(4),
+        ends=np.array([2, 3]),
+        scores=np.array([1.0, 0.0]),
+        rounds=np.array([0, 1, 2, 2]),
+        by_branch=np.array([False, True, True, False]),
+    )
+    assert tree_credits(tree, "leave_one_out").tolist() == [0.0, 0.0, 1.0, -1.0]
+
+
 def test_vine_is_the_papers_difference_of_values() -> None:
     # V(question) = 0.25 (the other tree); V after 0 = the mean of rollouts 2 and 4 that left there;
     # V after 1 = rollout 1. Turn by turn: V(next) - V(now); the last one ends with the reward.
     expected = [0.625 - 0.25, 0.0 - 0.625, 1.0 - 0.0, 0.0, 0.0, 0.0, 0.25 - 0.5625, -0.3125, 0.0]
     assert tree_credits(hand_tree(), "vine") == pytest.approx(expected, abs=1e-12)
+
+
+def test_vine_values_a_state_by_all_branches_if_its_rollout_has_no_score() -> None:
+    tree = TurnTree(
+        before=np.array([QUESTION, 0, 0, QUESTION]),
+        rewards=np.zeros(4),
+        ends=np.array([1, 2, 3]),
+        scores=np.array([1.0, 0.0, 0.25]),
+        rounds=np.array([0, 1, 1, 0]),
+        by_branch=np.array([False, True, True, False]),
+    )
+    assert tree_credits(tree, "vine").tolist() == [0.5 - 0.25, 0.0, 0.0, 0.25 - 0.5]
 
 
 def test_tree_grpo_is_the_gradient_of_the_papers_objective() -> None:
