@@ -85,3 +85,59 @@ def test_a_trainer_that_fails_by_itself_ends_the_run(tmp_path: Path) -> None:
         assert run.process.wait(END_SECONDS) == 1
         assert "the trainer failed" in run.said()
     assert "restarting it" not in run.said()
+
+
+OWN_LOSS = """
+import os
+import sys
+
+import torch
+
+DONE = []
+
+
+def after(step):
+    DONE.append(step)
+
+
+def loss(inputs):
+    plain = -inputs.advantages * inputs.policy_logprobs
+    if DONE:
+        {instead}
+    return plain
+"""
+
+
+def own_loss(folder: Path, instead: str, **flags: object) -> list[str]:
+    """Return the command of a run of three steps whose loss does something else after the first."""
+    module = folder / "own.py"
+    module.write_text(OWN_LOSS.format(instead=instead))
+    own = {"loss_calculator": f"{module}:loss", "on_step": f"{module}:after"}
+    return run_command(folder, max_steps=3, save_steps=1, **own, **flags)
+
+
+@pytest.mark.parametrize(
+    ("instead", "said"),
+    [
+        ("sys.exit(0)", "own.py:17: SystemExit: 0 (it exits the program instead of returning)"),
+        ("os._exit(0)", "the trainer exited with status 0 after step 1 of 3"),
+    ],
+)
+def test_a_trainer_that_exits_with_zero_before_the_end_has_failed(
+    tmp_path: Path, instead: str, said: str
+) -> None:
+    with started(own_loss(tmp_path, instead), tmp_path) as run:
+        assert run.process.wait(END_SECONDS) == 1, run.said() + logs(tmp_path)
+        text = run.said()
+    assert said in text
+    assert "finished in" not in text
+    assert "restarting it" not in text
+    assert len(metrics(tmp_path)) == 1
+
+
+def test_a_run_whose_last_steps_changed_nothing_says_so(tmp_path: Path) -> None:
+    with started(own_loss(tmp_path, "plain = plain * torch.nan"), tmp_path) as run:
+        assert run.process.wait(END_SECONDS) == 0, run.said() + logs(tmp_path)
+        text = run.said()
+    assert "the last 2 steps changed nothing, because loss or gradient was not finite" in text
+    assert "the weights are those of step 1" in text

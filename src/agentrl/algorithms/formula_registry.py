@@ -80,9 +80,11 @@ def users_function(reference: str, flag: str) -> Any:
             return function(*arguments, **settings)
         except (AgentRLError, MemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             place = users_place(traceback.extract_tb(error.__traceback__))
             text = " ".join(str(error).split())
+            if isinstance(error, SystemExit):
+                text += " (it exits the program instead of returning)"
             raise UserCodeError(
                 f"{flag} {reference}: {place}: {type(error).__name__}: {text}"
             ) from error

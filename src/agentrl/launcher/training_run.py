@@ -306,6 +306,13 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
             f"the trainer failed (exit {status}); last lines of {trainer.log_path}: "
             f"{last_error(trainer)}"
         )
+    elif trainer.has_failed:
+        step = 0 if run is None else run.policy_version
+        raise AgentRLError(
+            f"the trainer exited with status 0 after step {step} of {config.trainer.max_steps}, and "
+            "the run is not complete; a function of yours or a library called exit in it; last "
+            f"lines of {trainer.log_path}: {last_error(trainer)}"
+        )
     if config.rollout.enable_sampling:
         await cluster.wait_for_samplers()
     return status

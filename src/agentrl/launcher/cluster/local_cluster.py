@@ -240,7 +240,7 @@ class LocalCluster:
                 argv,
                 RESTARTS,
                 gpus=self._gpus.of_server(number),
-                may_restart=was_interrupted,
+                may_restart=lambda child, status: status == 0 or was_interrupted(child, status),
                 stop_seconds=SUPERVISOR_STOP_SECONDS,
             )
             child.is_done = never
@@ -259,13 +259,15 @@ class LocalCluster:
                 withheld=_HIDDEN_FROM_SAMPLERS,
                 stop_seconds=self.config.rollout.drain_seconds + STOP_SECONDS,
             )
-            child.is_done = self._has_ended
+            child.is_done = self._may_end
             await self._supervisor.start(child)
 
+    async def _may_end(self) -> bool:
+        """Return whether a sampler may end."""
+        return self.config.rollout.exit_when_done or await self._has_ended()
+
     async def _has_ended(self) -> bool:
-        """Return whether the run has ended, so that a sampler may."""
-        if self.config.rollout.exit_when_done:
-            return True
+        """Return whether the run has ended, as its database says."""
         try:
             run = await self._store.runs.get()
         except StoreError:
@@ -289,7 +291,8 @@ class LocalCluster:
 
         The log file is numbered by the first of them, as that rank itself would name it. A trainer
         that was killed, or that lost the database, continues from its last checkpoint; ranks of
-        several machines end together.
+        several machines end together. On machine 0, it has failed if it ends with status 0 before the
+        run has ended: code of the user called exit.
         """
         trainer = self.config.trainer
         first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
@@ -304,6 +307,8 @@ class LocalCluster:
             stop_seconds=TRAINER_STOP_SECONDS if is_alone else STOP_SECONDS,
         )
         child.environment = {**child.environment, **RANK_VARIABLES}
+        if trainer.machine_rank == 0:
+            child.is_done = self._has_ended
         await self._supervisor.start(child)
         return child
 

@@ -74,8 +74,15 @@ def finished(config: RootConfig, seconds: float) -> str:
     """Return a message that training ended, at its last step or when the questions were used up."""
     path = config.run.output_path / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {}
+    skipped, steps = summary.get("skipped_last", 0), summary.get("steps", 0)
+    note = (
+        f"; the last {counted(skipped, 'step')} changed nothing, because loss or gradient was not "
+        f"finite: the weights are those of step {steps - skipped} (see `skipped` in metrics.jsonl)"
+        if skipped
+        else ""
+    )
     if summary.get("status") != "data_ended":
-        return f"finished in {seconds:.0f} s"
+        return f"finished in {seconds:.0f} s{note}"
     epochs = config.data.num_train_epochs
     hint = (
         "add some with `agentrl tasks add`"
@@ -84,7 +91,7 @@ def finished(config: RootConfig, seconds: float) -> str:
     )
     return (
         f"finished in {seconds:.0f} s, after step {summary.get('steps')} of "
-        f"{config.trainer.max_steps}: all questions were used; {hint}"
+        f"{config.trainer.max_steps}: all questions were used; {hint}{note}"
     )
 
 

@@ -43,7 +43,7 @@ from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.merge_choice import MergeChoice
 from agentrl.trainer.metrics.history import StepMetrics
-from agentrl.trainer.metrics.measures import check_finite, learner_figures
+from agentrl.trainer.metrics.measures import check_finite, check_last_steps, learner_figures
 from agentrl.trainer.metrics.metrics_file import append_eval_loss
 from agentrl.trainer.metrics.reporting import write_summary
 from agentrl.trainer.rl.step_groups import image_reader
@@ -206,6 +206,8 @@ class _SftLoop:
             await self._evaluate()
         elif is_done:
             await self._log_answer()
+        if is_done:
+            check_last_steps(history)
         history.add_seconds("total", time.monotonic() - self._started)
         status = "completed" if is_done else "stopped"
         summary_path = write_summary(self._session.output_path, self._summary(status))

@@ -98,9 +98,10 @@ async def _tuned(
         status = await _run(console, child)
         if status == INTERRUPTED:
             return None
-        if status:
+        if status or not _is_complete(output):
+            end = f"failed (exit {status})" if status else "exited with status 0 before its end"
             raise AgentRLError(
-                f"--warm_start: agentrl sft failed; last lines of {child.log_path}: "
+                f"--warm_start: agentrl sft {end}; last lines of {child.log_path}: "
                 f"{last_error(child)}"
             )
     else:

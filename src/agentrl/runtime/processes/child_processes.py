@@ -115,7 +115,7 @@ class Child:
     restarts: Restarts = field(default_factory=Restarts)
     """How often it is restarted after a failure; by default a failure is final."""
     may_restart: Callable[["Child", int], bool] = lambda child, status: True
-    """Whether a restart may fix a failure with this exit status."""
+    """Whether a restart may fix a failure with this exit status, or the early end of status 0."""
     is_done: Callable[[], Awaitable[bool]] = _always
     """Asked when it exits with status 0; False if it should not have ended, as after a signal."""
     has_failed: bool = False
@@ -244,8 +244,7 @@ class Supervisor:
             status = await _until_ended(child, child.process)
             if child.stopping or (status == 0 and await child.is_done()):
                 return status
-            may_restart = status == 0 or child.may_restart(child, status)
-            delay = child.restarts.next_delay() if may_restart else None
+            delay = child.restarts.next_delay() if child.may_restart(child, status) else None
             if delay is None:
                 child.has_failed = True
                 return status

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,29 @@ def _speeds(stats: StepStats, outcome: StepOutcome, *, num_ranks: int) -> dict[s
 def finite(value: float | None) -> float | None:
     """Return the value, or None if JSON cannot represent it."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def num_skipped_last(history: History) -> int:
+    """Return how many of the last steps were skipped, one after the other."""
+    return len(list(takewhile(lambda step: step.skipped is not None, reversed(history.steps))))
+
+
+def check_last_steps(history: History) -> None:
+    """Warn of a run that ends with skipped steps.
+
+    Raises:
+        TrainingError: it has no other steps, so that its weights are those that it started from.
+    """
+    skipped = num_skipped_last(history)
+    if not skipped:
+        return
+    reason = history.steps[-1].skipped
+    if skipped == len(history.steps):
+        raise TrainingError(
+            f"the model has learned nothing: all steps ({skipped}) were skipped for {reason}; look at "
+            "the loss, and lower --learning_rate or --max_grad_norm"
+        )
+    logger.warning("the last steps (%d) were skipped for %s, and changed nothing", skipped, reason)
 
 
 def check_finite(history: History, step: int, outcome: StepOutcome, output_path: Path) -> None:

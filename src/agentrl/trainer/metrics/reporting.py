@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from agentrl.config.atomic_file import atomic_file, write_atomically
 from agentrl.trainer.learner.merge_check import MergeCheck
 from agentrl.trainer.metrics.history import History
+from agentrl.trainer.metrics.measures import num_skipped_last
 
 SUMMARY_FILE = "summary.json"
 PICTURE_FILE = "reward.png"
@@ -42,6 +43,7 @@ def summarize(history: History, *, run_name: str, status: str) -> dict[str, Any]
         "run": run_name,
         "status": status,
         "steps": len(steps),
+        "skipped_last": num_skipped_last(history),
         "reward_mean": [step.reward_mean for step in steps],
         "reward_note": (
             "mean score of all scored records in the groups that a step consumed, including "

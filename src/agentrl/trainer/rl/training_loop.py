@@ -37,7 +37,7 @@ from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.merge_choice import MergeChoice
 from agentrl.trainer.metrics.history import StepMetrics
-from agentrl.trainer.metrics.measures import check_finite
+from agentrl.trainer.metrics.measures import check_finite, check_last_steps
 from agentrl.trainer.metrics.reporting import write_merge_report
 from agentrl.trainer.rl.colocation import beside_servers
 from agentrl.trainer.rl.evaluations import Evaluations
@@ -481,6 +481,8 @@ class TrainingRun:
             status = "stopped"  # the same command then resumes with the evaluation
         if status == "stopped" or self._groups is not None:
             await self.store.ledger.recover(self._consumer, self.step)
+        if status != "stopped":
+            check_last_steps(self._history)
         self._history.add_seconds("total", time.monotonic() - self._started)
         self.result = await report_end(self._session, self.store, status)
         logger.info("%s after step %d; see %s", status, self.step, self.result.summary_path)

@@ -60,6 +60,16 @@ def test_the_end_says_whether_questions_ran_out(
     assert finished(config, 7.1) == said
 
 
+def test_the_end_says_whether_the_last_steps_changed_nothing(tmp_path: Path) -> None:
+    config = load_config({"output_dir": str(tmp_path), "max_steps": 9})
+    summary = {"status": "completed", "steps": 9, "skipped_last": 2}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert finished(config, 7.1) == (
+        "finished in 7 s; the last 2 steps changed nothing, because loss or gradient was not finite: "
+        "the weights are those of step 7 (see `skipped` in metrics.jsonl)"
+    )
+
+
 async def test_only_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_report, "SLOW_SECONDS", 0.02)
     text = io.StringIO()

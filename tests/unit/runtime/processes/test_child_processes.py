@@ -186,6 +186,17 @@ async def test_a_child_that_ends_too_early_is_restarted_and_then_reported(tmp_pa
     assert child.log_path.read_text().count("sampler_0 exited with status 0; restarting it") == 2
 
 
+async def test_a_child_that_ends_too_early_by_itself_is_reported_at_once(tmp_path: Path) -> None:
+    child = Child("train_0", [sys.executable, "-c", "pass"], tmp_path / "log", restarts=Restarts(2))
+    child.is_done, child.may_restart = never, lambda child, status: status < 0
+    async with Supervisor() as supervisor, asyncio.timeout(30):
+        await supervisor.start(child)
+        assert await supervisor.wait("train_0") == 0
+        assert supervisor.num_restarts == {}
+        assert supervisor.failed() is child
+        assert child.has_failed
+
+
 async def test_a_child_that_is_done_is_left_alone(tmp_path: Path) -> None:
     child = Child("trainer", [sys.executable, "-c", "pass"], tmp_path / "log", restarts=Restarts(2))
     async with Supervisor() as supervisor, asyncio.timeout(30):

@@ -45,6 +45,16 @@ def test_the_summary_names_every_step_and_both_evaluations(tmp_path: Path) -> No
     assert summary["versions"]["policy"] == 2
 
 
+def test_the_summary_counts_the_last_steps_that_changed_nothing() -> None:
+    skipped = {1, 4, 5}
+    steps = [
+        step(n, 0.5).model_copy(update={"skipped": "non_finite_loss" if n in skipped else None})
+        for n in range(1, 6)
+    ]
+    summary = summarize(History(steps=steps), run_name="demo", status="completed")
+    assert summary["skipped_last"] == 2
+
+
 def test_a_run_with_one_evaluation_has_no_reward_after() -> None:
     history = History(evals=[EvalMetrics(version=0, reward_mean=0.5, num_tasks=2)])
     summary = summarize(history, run_name="demo", status="stopped")

@@ -111,6 +111,16 @@ async def test_a_function_that_raises_after_a_step_ends_the_run_with_its_place(
         await train(make_config(on_step=f"{path}:after"))
 
 
+async def test_a_function_that_exits_the_program_ends_the_run_as_one_that_raises(
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("import sys\n\n\ndef after(done):\n    sys.exit(0)\n")
+    await fill(store, model_path, [MIXED] * 4)
+    with pytest.raises(UserCodeError, match=r"^--on_step .*own.py:5: SystemExit: 0 \(it exits"):
+        await train(make_config(on_step=f"{path}:after"))
+
+
 def test_a_changed_source_is_named_by_replay(
     make_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

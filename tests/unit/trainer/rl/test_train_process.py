@@ -673,11 +673,33 @@ async def test_losses_that_stay_infinite_end_the_run(
 
     monkeypatch.setitem(LOSSES._built_in, "GRPO", infinite)
     monkeypatch.setattr(measures, "_MAX_CONSECUTIVE_SKIPS", 2)
-    with pytest.raises(TrainingError, match="non_finite_loss"):
+    with pytest.raises(TrainingError, match=r"2 optimizer steps in a row .* non_finite_loss"):
         await train(make_config(max_steps=4))
+    run = await store.runs.get()
+    assert run is not None
+    assert run.status == "training"
     start = (model_path / "model.safetensors").read_bytes()
     written = make_config().run.output_path / "policy/000001/model.safetensors"
     assert len(written.read_bytes()) == len(start)
+
+
+async def test_a_run_of_which_every_step_was_skipped_is_not_complete(
+    make_config: MakeConfig,
+    store: TrajectoryStore,
+    model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await fill(store, model_path, [MIXED] * 2)
+
+    def nothing(inputs: LossInputs) -> torch.Tensor:
+        return inputs.policy_logprobs * torch.nan
+
+    monkeypatch.setitem(LOSSES._built_in, "GRPO", nothing)
+    with pytest.raises(TrainingError, match=r"learned nothing: all steps \(1\) were skipped"):
+        await train(make_config(max_steps=1))
+    run = await store.runs.get()
+    assert run is not None
+    assert run.status == "training"
 
 
 async def test_checkpoints_without_their_database_are_refused(
