@@ -1,7 +1,9 @@
 """The objective of a step is the same however its turns are packed."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness.trees import NO_AUTOCAST, flat_gradient, random_group, relative_error, tiny_policy
@@ -170,6 +172,22 @@ def test_every_flag_of_the_loss_reaches_the_gradient(flags: dict[str, Any]) -> N
         for chosen in (flags, {name: flags[name] for name in others})
     ]
     assert relative_error(*gradients) > 1e-3
+
+
+def test_a_users_loss_sees_the_turn_and_the_record_of_every_token(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def own(inputs):\n"
+        "    return -inputs.policy_logprobs, {'turn': inputs.turns, 'record': inputs.records}\n"
+    )
+    ((batch,),) = build_step(GROUPS, policy_version=3, token_budget=10_000).micro_batches
+    algorithm = AlgorithmSection(loss_calculator=f"{file}:own")
+    found = forward_backward(
+        tiny_policy(), batch, algorithm, chunk_size=32, autocast=NO_AUTOCAST
+    ).metrics
+    assert found["record"].tolist() == batch.records.tolist()
+    numbers = set(zip(found["turn"].tolist(), batch.turns.tolist(), strict=True))
+    assert len(numbers) == len(np.unique(batch.turns)) > len(np.unique(batch.records))
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
