@@ -83,7 +83,7 @@ def test_the_picture_of_the_processes_is_one_in_two_themes() -> None:
 
 
 def test_the_page_lists_every_built_in_scorer() -> None:
-    decorator = re.compile(r'^@MCPScorerFactory\.register_scorer\("(\w+)"', re.MULTILINE)
+    decorator = re.compile(r'^@MCPScorerFactory\.register_scorer\(\s*"(\w+)"', re.MULTILINE)
     sources = [path.read_text() for path in ROOT.glob("src/agentrl/rewards/*.py")]
     _, _, section = (ROOT / "docs/bring-your-own.md").read_text().partition("| scorer | what")
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from agentrl.runtime.processes.confinement import confinement_gap
 
 from agentrl.rewards import GroundTruth, MCPScorerFactory
+from agentrl.runtime.processes.wall import wall_gap
 
-pytestmark = pytest.mark.skipif(confinement_gap() is not None, reason="needs namespaces")
+pytestmark = pytest.mark.skipif(wall_gap() is not None, reason="needs namespaces")
 
 SORT = "def f(a):\n    a.sort()\n"
 LRU = """
