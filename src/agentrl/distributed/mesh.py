@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import psutil
 import torch
@@ -261,7 +261,7 @@ def joined_ranks(shape: Callable[[int], MeshShape] = MeshShape.of) -> Iterator[R
         dist.destroy_process_group()
 
 
-def _private_store(world_size: int) -> dist.Store:
+def _private_store(world_size: int) -> Any:
     """Return a store in a file of this user, through which the ranks of one machine find each other.
 
     A TCP store serves everybody who reaches its port. Whoever writes another rank's address there
@@ -279,5 +279,4 @@ def _private_store(world_size: int) -> dist.Store:
     launcher = psutil.Process(os.getppid())
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     name = f"{launcher.pid}-{launcher.create_time()}-{restart}"
-    store: dist.Store = dist.FileStore(str(folder / name), world_size)  # type: ignore[attr-defined]
-    return store
+    return dist.FileStore(str(folder / name), world_size)  # type: ignore[attr-defined]
