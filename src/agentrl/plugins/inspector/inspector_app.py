@@ -123,7 +123,7 @@ class InspectorApp:
         self._rows: dict[str, dict[str, Any]] = {}
         self._reading: asyncio.Task[None] | None = None
 
-    def asgi(self, *, token: str, host: str, port: int) -> HttpGuard:
+    def asgi(self, *, token: str, host: str) -> HttpGuard:
         """Return the application wrapped in its guards."""
         read = {
             "overview": lambda store, _: overview(store),
@@ -176,7 +176,7 @@ class InspectorApp:
             routes=routes,
             lifespan=self._lifespan,
             middleware=[
-                Middleware(ReaderAccess, token=token, port=port),
+                Middleware(ReaderAccess, token=token),
                 Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1),
             ],
             exception_handlers={AgentRLError: _error_response, ValidationError: _invalid_request},

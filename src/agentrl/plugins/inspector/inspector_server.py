@@ -72,7 +72,7 @@ async def serve_inspector(
         if is_named:
             await _warn_if_missing(sources, config.run.run_name)
         server = server_config(
-            app.asgi(token=token, host=host, port=bound),
+            app.asgi(token=token, host=host),
             grace_seconds=_CLOSE_SECONDS,
             lifespan="on",
             log_config=LOGGING_CONFIG,

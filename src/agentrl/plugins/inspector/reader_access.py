@@ -1,10 +1,10 @@
 """Access control: a token for every request, and security headers on every response.
 
 Loopback is open to every user of the machine but a run's texts are not, so the token is required
-there too. It arrives once in the printed address, or as a bearer token. The pages then have a cookie
-that is hidden from scripts and other sites: a random value of this process, because a browser sends
-it to every port of the host, also to a program that takes this port after a restart. Pages load
-everything from this server.
+there too, for all data. It arrives in the printed address, which leads to the page with a key of this
+process, or as a bearer token. The page keeps the key where no other port reads it, unlike a cookie,
+and whoever takes this port after a restart can do nothing with it. The code of the pages is public.
+Pages load everything from this server.
 """
 
 import secrets
@@ -36,20 +36,18 @@ _TOKEN_REQUIRED = (
 
 
 class ReaderAccess:
-    """ASGI middleware that admits requests with the token, and protects the responses."""
+    """ASGI middleware that admits requests for data with a key, and protects the responses."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, token: str) -> None:
         """Wrap an application.
 
         Args:
-            app: the application.
-            token: the token that a request must present.
-            port: part of the cookie's name; cookies of one host are shared by all its ports.
+            app: the application; its data is below `/api/`.
+            token: the token that leads to the pages.
         """
         self._app = app
         self._token = token
-        self._cookie = f"agentrl_ui_{port}"
-        self._cookie_value = secrets.token_urlsafe(32)
+        self._page_key = secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -69,19 +67,22 @@ class ReaderAccess:
 
     def _response_to(self, request: Request) -> Response | None:
         """Return the response to a refused request; None for an allowed one."""
-        given = request.query_params.get("token")
-        if given is not None and _equal(given, self._token) and request.method == "GET":
+        query = request.query_params
+        # What the router compares with; all data has such a path.
+        if request.scope["path"].startswith("/api/"):
+            bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+            # Browsers send no header for images and events.
+            page_key = bearer or query.get("access", "")
+            if _equal(page_key, self._page_key) or _equal(bearer, self._token):
+                return None
+        elif "token" not in query:
+            return None
+        elif _equal(query["token"], self._token):
             # Removes the token from the address bar, the history and copied links.
-            others = [one for one in request.query_params.multi_items() if one[0] != "token"]
+            others = [one for one in query.multi_items() if one[0] != "token"]
             place = "/" + request.url.path.lstrip("/")
             page = f"{place}?{urlencode(others)}" if others else place
-            response = RedirectResponse(page, status_code=303)
-            response.set_cookie(self._cookie, self._cookie_value, httponly=True, samesite="strict")
-            return response
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        cookie = request.cookies.get(self._cookie, "")
-        if _equal(cookie, self._cookie_value) or _equal(bearer, self._token):
-            return None
+            return RedirectResponse(f"{page}#key={self._page_key}", status_code=303)
         return PlainTextResponse(_TOKEN_REQUIRED, status_code=401)
 
 

@@ -79,9 +79,7 @@ class Inspector:
         sources, writable = RunSources(config), RunSources(config, may_write=True)
         self._open.push_async_callback(sources.close)
         self._open.push_async_callback(writable.close)
-        app = InspectorApp(sources, writable, version="1").asgi(
-            token="t", host="127.0.0.1", port=8480
-        )
+        app = InspectorApp(sources, writable, version="1").asgi(token="t", host="127.0.0.1")
         self._client = await self._open.enter_async_context(
             httpx.AsyncClient(
                 transport=httpx.ASGITransport(app),

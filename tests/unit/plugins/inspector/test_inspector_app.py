@@ -37,9 +37,7 @@ async def client_of(
     """Yield a client of an inspector that runs in this process."""
     sources = RunSources(config)
     writable = RunSources(config, may_write=True) if may_write else None
-    app = InspectorApp(sources, writable, version="1").asgi(
-        token=TOKEN, host="127.0.0.1", port=8480
-    )
+    app = InspectorApp(sources, writable, version="1").asgi(token=TOKEN, host="127.0.0.1")
     transport = httpx.ASGITransport(app=app)
     try:
         async with httpx.AsyncClient(
@@ -90,34 +88,39 @@ async def test_requests_without_the_token_or_from_elsewhere_are_refused(tmp_path
     strangers: list[tuple[dict[str, str], int]] = [
         ({}, 401),
         ({"Authorization": "Bearer wrong"}, 401),
-        ({"Cookie": "agentrl_ui_8480=wrong"}, 401),
-        ({"Cookie": f"agentrl_ui_8480={TOKEN}"}, 401),
         ({**HEADERS, "Host": "evil.example:8480"}, 421),
         ({**HEADERS, "Origin": "http://evil.example"}, 403),
         ({**HEADERS, "Sec-Fetch-Site": "cross-site"}, 403),
     ]
     async with client_of(config) as client:
         for headers, status in strangers:
-            for path in ("/", "/api/runs", "/static/inspector.js"):
+            for path in ("/api/runs", "/api/runs?access=wrong", f"/api/session?token={TOKEN}"):
                 response = await client.get(path, headers=headers)
                 assert response.status_code == status, (headers, path)
-        assert (await client.get("/?token=wrong")).status_code == 401
+                changed = await client.post("/api/runs/r/control", json={}, headers=headers)
+                assert changed.status_code == status
+        for page in ("/?token=wrong", "/runs/a?token=", "/%61pi/runs"):
+            assert (await client.get(page)).status_code == 401
+        # The code of the pages holds nothing of a run.
+        assert (await client.get("/runs/a")).text == (await client.get("/nothing")).text
 
 
-async def test_the_token_in_the_address_becomes_a_cookie_for_this_site_alone(
+def place_of(redirect: httpx.Response) -> str:
+    return redirect.headers["location"].partition("#key=")[0]
+
+
+async def test_the_token_in_the_address_leads_to_the_page_with_a_key(
     tmp_path: Path,
 ) -> None:
     config = RootConfig(store=StoreSection(mongo_data_dir=tmp_path))
     async with client_of(config) as client:
         away = await client.get(httpx.URL(f"http://127.0.0.1:8480//evil.example/?token={TOKEN}"))
-        assert (away.status_code, away.headers["location"]) == (303, "/evil.example/")
+        assert (away.status_code, place_of(away)) == (303, "/evil.example/")
         asked = await client.get(f"/runs/a/record?id=train%2F0%2Fq1%2F0&token={TOKEN}&turn=1")
-        assert asked.headers["location"] == "/runs/a/record?id=train%2F0%2Fq1%2F0&turn=1"
+        assert place_of(asked) == "/runs/a/record?id=train%2F0%2Fq1%2F0&turn=1"
         response = await client.get(f"/runs/a?token={TOKEN}")
-        assert (response.status_code, response.headers["location"]) == (303, "/runs/a")
-        cookie = response.headers["set-cookie"].lower()
-        assert "httponly" in cookie
-        assert "samesite=strict" in cookie
+        assert (response.status_code, place_of(response)) == (303, "/runs/a")
+        assert "set-cookie" not in response.headers
         page = await client.get("/runs/a")
         assert page.status_code == 200
         policy = page.headers["content-security-policy"]
@@ -126,23 +129,28 @@ async def test_the_token_in_the_address_becomes_a_cookie_for_this_site_alone(
         assert page.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_cookie_is_worth_nothing_to_whoever_receives_it(tmp_path: Path) -> None:
-    """It is no token, and neither another process nor another port takes it."""
+async def test_the_key_of_a_page_is_worth_nothing_after_a_restart(tmp_path: Path) -> None:
+    """It is no token, and no cookie, which a browser would send to every port of the host."""
     config = RootConfig(store=StoreSection(mongo_data_dir=tmp_path))
+
+    async def statuses(client: httpx.AsyncClient, key: str) -> list[int]:
+        bearer = {"Authorization": f"Bearer {key}"}
+        return [
+            (await client.get("/api/session", headers=bearer)).status_code,
+            (await client.get("/api/session", params={"access": key})).status_code,
+            (await client.get("/api/session", headers={"Cookie": f"key={key}"})).status_code,
+            (await client.get("/", params={"token": key})).status_code,
+        ]
+
     async with client_of(config) as client:
-        await client.get(f"/?token={TOKEN}")
-        ((name, value),) = client.cookies.items()
-        assert value != TOKEN
-        assert (await client.get("/api/session")).status_code == 200
-    received: list[dict[str, str]] = [
-        {"Authorization": f"Bearer {value}"},
-        {"Cookie": f"{name}={value}"},
-        {"Cookie": f"{name.replace('8480', '8481')}={value}"},
-    ]
+        page = await client.get(f"/?token={TOKEN}")
+        key = page.headers["location"].partition("#key=")[2]
+        assert key != TOKEN
+        assert len(key) >= 40
+        assert await statuses(client, key) == [200, 200, 401, 401]
+        assert (await client.get("/api/session", params={"access": TOKEN})).status_code == 401
     async with client_of(config) as restarted:
-        for headers in received:
-            assert (await restarted.get("/api/session", headers=headers)).status_code == 401
-        assert (await restarted.get(f"/?token={value}")).status_code == 401
+        assert await statuses(restarted, key) == [401, 401, 401, 401]
 
 
 async def test_no_path_leads_out_of_the_pages(tmp_path: Path) -> None:

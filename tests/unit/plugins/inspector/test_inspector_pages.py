@@ -1,7 +1,9 @@
 """The pages in a real browser: what a person sees, clicks and types."""
 
 import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -268,6 +270,34 @@ def test_failed_questions_are_tried_again_from_the_page(
     retry.click()
     expect(page.get_by_text("All of them have already been added.")).to_be_visible()
     assert run_elsewhere(num_tasks()) == before + 1
+
+
+def test_another_port_receives_nothing_from_the_browser(browser: Browser, inspector: str) -> None:
+    received: list[str] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            received.append(f"{self.path} {self.headers}")
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{inspector}/?token={TOKEN}")
+    expect(page.get_by_role("link", name=RUN)).to_be_visible()
+    assert page.url == f"{inspector}/"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+        assert page.evaluate("() => localStorage.length") == 0
+        server.shutdown()
+    assert received
+    assert not any("cookie" in one.lower() or TOKEN in one for one in received)
+    context.close()
 
 
 def test_a_stranger_sees_nothing(browser: Browser, inspector: str) -> None:

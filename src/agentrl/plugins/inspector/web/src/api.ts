@@ -515,12 +515,30 @@ export function ofRun(run: string, name: string, parameters: Parameters = {}): s
   return `/api/runs/${encodeURIComponent(run)}/${name}${query(parameters)}`;
 }
 
+/** The key of the pages, from the address to which the token led. A browser keeps it for this port alone. */
+function pageKey(): string {
+  const given = /^#key=(.+)/.exec(location.hash)?.[1];
+  if (given) {
+    localStorage.setItem("key", given);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+  return localStorage.getItem("key") ?? "";
+}
+
+const KEY = pageKey();
+const WITH_KEY = { Authorization: `Bearer ${KEY}` };
+
+/** The address of something that the browser asks for itself, without headers of ours. */
+export function withKey(run: string, name: string, parameters: Parameters): string {
+  return ofRun(run, name, { ...parameters, access: KEY });
+}
+
 export async function ask<T>(url: string, signal?: AbortSignal): Promise<T> {
-  return answerOf<T>(await fetch(url, { signal }));
+  return answerOf<T>(await fetch(url, { signal, headers: WITH_KEY }));
 }
 
 export async function tell<T>(url: string, body: unknown): Promise<T> {
-  const headers = { "Content-Type": "application/json" };
+  const headers = { "Content-Type": "application/json", ...WITH_KEY };
   return answerOf<T>(await fetch(url, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
@@ -584,7 +602,7 @@ export function useNews(run: string, record?: string): { tick: number; live: boo
     };
     const open = () => {
       if (source || document.hidden) return;
-      source = new EventSource(ofRun(run, "events", { record }));
+      source = new EventSource(withKey(run, "events", { record }));
       source.onopen = () => setLive(true);
       source.onmessage = () => {
         if (first) {

@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
-import { ofRun, query, type RecordAnswer, type Seat, type Session, type Turn, useAsk, useNews, ask } from "../api";
+import { ofRun, withKey, query, type RecordAnswer, type Seat, type Session, type Turn, useAsk, useNews, ask } from "../api";
 import {
   Ago, Badge, between, Crumbs, diffPath, Facts, groupPath, Loading, number, Problem, recordPath, runPath,
   ScoreChip, seconds, Section, Status, stepPath, useTitle,
@@ -306,7 +306,7 @@ function Images({ run, addresses }: { run: string; addresses: string[] }) {
     <p class="images">
       {addresses.map((address, at) =>
         address.startsWith(STORED) ? (
-          <img key={at} loading="lazy" alt={`Image ${at + 1} of the message`} src={ofRun(run, "image", { key: address.slice(STORED.length) })} />
+          <img key={at} loading="lazy" alt={`Image ${at + 1} of the message`} src={withKey(run, "image", { key: address.slice(STORED.length) })} />
         ) : (
           // Images at other addresses are not loaded; the address is shown.
           <code key={at} class="break">{address.slice(0, 200)}</code>
