@@ -1,3 +1,4 @@
+import asyncio
 import dataclasses
 import json
 import os
@@ -14,11 +15,13 @@ import torch
 from support.full_disk import full_disk
 from support.patience import PATIENCE
 
+from agentrl.config.sections import TrainerSection
 from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError, WriteError
 from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.trainer.checkpoint import (
+    CheckpointSaver,
     Draft,
     checkpoint_to_resume,
     checkpoints_root,
@@ -182,9 +185,41 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(
 
     with full_disk(100_000), pytest.raises(WriteError, match=r"rank 0 cannot write .*/state: "):
         save()
+    with full_disk(10), pytest.raises(WriteError, match=r"cannot write .*000002: "):
+        draft.finish(keep=2)
     found = latest_checkpoint(tmp_path)
     assert found is not None
     assert found.step == 1
+
+
+class LateGroup:
+    """A group of ranks without state that have written it when told so."""
+
+    def __init__(self) -> None:
+        self.written = asyncio.Event()
+
+    async def save_state(self, directory: Path, *, in_background: bool) -> None:
+        assert in_background
+
+    async def wait_saved(self) -> None:
+        await self.written.wait()
+
+
+async def test_a_checkpoint_is_complete_once_its_ranks_have_written(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    group, saved = LateGroup(), asyncio.Queue[int]()
+    trainer = TrainerSection(async_save=True)
+    saver = CheckpointSaver(
+        tmp_path, group=group, trainer=trainer, saved_step=0, on_saved=saved.put
+    )
+    await saver.save(tmp_path / "model", history_of(1))
+    await asyncio.sleep(0.1)
+    assert (saver.saved_step, saved.qsize(), latest_checkpoint(tmp_path)) == (0, 0, None)
+    group.written.set()
+    await saver.settle()
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert (saver.saved_step, saved.get_nowait(), found.step) == (1, 1, 1)
 
 
 def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
