@@ -1,6 +1,7 @@
 """Programs that play rollouts: processes of their own, which know the policy by their environment."""
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -119,17 +120,16 @@ async def test_a_program_that_fails_before_it_asks_is_not_the_policys_doing(
 async def test_a_program_out_of_time_ends_with_all_that_it_started(
     store: TrajectoryStore, renderer: Renderer, tmp_path: Path
 ) -> None:
-    pids = tmp_path / "pids"
+    marked = f"600.{os.getpid()}{time.monotonic_ns()}"
     lines = (
         "import subprocess, time",
-        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)",
-        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')",
-        "time.sleep(600)",
+        f"subprocess.Popen(['sleep', {marked!r}], start_new_session=True)",
+        f"subprocess.run(['sleep', {marked!r}])",
     )
     result, _, _ = await play(store, renderer, f"{program(tmp_path, *lines)} {{query}}", 3.0)
     assert result.outcome == "time_limit"
     deadline = time.monotonic() + 30
-    while any(map(psutil.pid_exists, map(int, pids.read_text().split()))):
+    while any(marked in one.info["cmdline"] for one in psutil.process_iter(["cmdline"])):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 
