@@ -27,7 +27,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from examples.shop.demonstrations import TOOL_SCHEMAS
-from examples.shop.server import call_tool, load_catalogue
+from examples.shop.server import CATALOGUE, call_tool
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _TOOL_LOOP = "{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{% endfor %}"
@@ -48,7 +48,6 @@ DEFAULTS: dict[str, Any] = {
 
 def make_tools() -> list[Callable[..., str]]:
     """Return the shop's tools as functions that TRL can describe to itself."""
-    catalogue = load_catalogue(DEMO / "catalogue.json")
 
     def price(item: str) -> str:
         """Price of a pack.
@@ -56,7 +55,7 @@ def make_tools() -> list[Callable[..., str]]:
         Args:
             item: its name.
         """
-        return call_tool(catalogue, "price", {"item": item})
+        return call_tool(CATALOGUE, "price", {"item": item})
 
     def stock(item: str) -> str:
         """Packs in stock.
@@ -64,7 +63,7 @@ def make_tools() -> list[Callable[..., str]]:
         Args:
             item: its name.
         """
-        return call_tool(catalogue, "stock", {"item": item})
+        return call_tool(CATALOGUE, "stock", {"item": item})
 
     def add(a: int, b: int) -> str:
         """Return a + b.
@@ -73,7 +72,7 @@ def make_tools() -> list[Callable[..., str]]:
             a: first operand.
             b: second operand.
         """
-        return call_tool(catalogue, "add", {"a": a, "b": b})
+        return call_tool(CATALOGUE, "add", {"a": a, "b": b})
 
     def subtract(a: int, b: int) -> str:
         """Return a - b.
@@ -82,7 +81,7 @@ def make_tools() -> list[Callable[..., str]]:
             a: first operand.
             b: second operand.
         """
-        return call_tool(catalogue, "subtract", {"a": a, "b": b})
+        return call_tool(CATALOGUE, "subtract", {"a": a, "b": b})
 
     def multiply(a: int, b: int) -> str:
         """Return a * b.
@@ -91,7 +90,7 @@ def make_tools() -> list[Callable[..., str]]:
             a: first operand.
             b: second operand.
         """
-        return call_tool(catalogue, "multiply", {"a": a, "b": b})
+        return call_tool(CATALOGUE, "multiply", {"a": a, "b": b})
 
     return [price, stock, add, subtract, multiply]
 

@@ -37,7 +37,7 @@ from examples.shop.questions import (
     split_questions,
     write_questions,
 )
-from examples.shop.server import load_catalogue
+from examples.shop.server import CATALOGUE
 from examples.shop.tokenizer import save_tokenizer, train_tokenizer
 from examples.shop.warm_start import ERRANDS, HYBRID, WarmStart, imitate, new_hybrid, new_model
 
@@ -94,13 +94,12 @@ def make_errands(out: Path, seed: int) -> None:
 
     imitate(model, codec, demonstration, ERRANDS, seed=seed, report=reporter())
     save(model, folder / "model")
-    catalogue = load_catalogue(out / "catalogue.json")
     for name, questions, temperature in (
         ("sampled at temperature 1", train[:256], 1.0),
         ("greedy on held-out questions", evaluation, 0.0),
     ):
         episodes = play(
-            model, codec, catalogue, questions, temperature=temperature, max_turns=MOST_TURNS
+            model, codec, CATALOGUE, questions, temperature=temperature, max_turns=MOST_TURNS
         )
         print(f"reward {name}: {sum(e.reward for e in episodes) / len(episodes):.3f}")
 
@@ -123,8 +122,6 @@ def main() -> None:
         return
 
     catalogue = make_catalogue(args.seed)
-    catalogue_json = json.dumps(catalogue, indent=1) + "\n"
-    (args.out / "catalogue.json").write_text(catalogue_json, encoding="utf-8")
     train, evaluation = split_questions(args.seed, NUM_TRAIN, NUM_EVAL)
     write_questions(args.out / "train.jsonl", catalogue, train, "train")
     write_questions(args.out / "eval.jsonl", catalogue, evaluation, "eval")

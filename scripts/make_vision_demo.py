@@ -33,10 +33,9 @@ MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors")
 
 
 def write_data(out: Path, seed: int) -> None:
-    """Write legend, maps and questions."""
+    """Write maps and questions."""
     draw = random.Random(f"maps {seed}")
     legend = draw_legend(draw)
-    (out / "legend.json").write_text(json.dumps(legend, indent=1) + "\n", encoding="utf-8")
     for name, number, num_each in (("train", NUM_TRAIN_MAPS, 12), ("eval", NUM_EVAL_MAPS, 6)):
         write_questions(out, name, legend, [draw_map(draw) for _ in range(number)], draw, num_each)
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.shop.episodes import MAX_TURNS, Codec, play
 from examples.shop.questions import Asked, make_catalogue, split_questions
-from examples.shop.server import Catalogue, load_catalogue
+from examples.shop.server import CATALOGUE, Catalogue
 
 DEMO = Path(__file__).resolve().parents[2] / "assets/demo"
 WINDOW = 5
@@ -41,7 +41,7 @@ class HeldOut:
         self, questions: Sequence[Asked] | None = None, max_turns: int = MAX_TURNS
     ) -> None:
         self._codec = Codec(AutoTokenizer.from_pretrained(DEMO / "model"))
-        self._catalogue: Catalogue = load_catalogue(DEMO / "catalogue.json")
+        self._catalogue: Catalogue = CATALOGUE
         assert self._catalogue == make_catalogue(0)
         num_eval = len((DEMO / "eval.jsonl").read_text(encoding="utf-8").splitlines())
         self._questions = questions or split_questions(0, 2000, num_eval)[1]

@@ -11,11 +11,9 @@ the model can read and react to; it never ends the session.
 """
 
 import argparse
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 import uvicorn
@@ -30,12 +28,54 @@ from mcp.types import (
     Tool,
 )
 
-DEFAULT_CATALOGUE = Path(__file__).resolve().parents[2] / "assets" / "demo" / "catalogue.json"
 MAX_OPERAND = 10**12
 """Largest absolute value that the calculator accepts; keeps results short."""
 
 Catalogue = Mapping[str, Mapping[str, int]]
 """Item name -> {"price": ..., "stock": ...}."""
+CATALOGUE: Catalogue = {
+    "rice": {"price": 22, "stock": 15},
+    "salt": {"price": 27, "stock": 34},
+    "tea": {"price": 22, "stock": 16},
+    "flour": {"price": 23, "stock": 28},
+    "sugar": {"price": 29, "stock": 15},
+    "honey": {"price": 23, "stock": 13},
+    "coffee": {"price": 17, "stock": 39},
+    "pepper": {"price": 11, "stock": 21},
+    "corn": {"price": 17, "stock": 25},
+    "oats": {"price": 12, "stock": 21},
+    "pasta": {"price": 26, "stock": 42},
+    "beans": {"price": 12, "stock": 35},
+    "nuts": {"price": 24, "stock": 36},
+    "figs": {"price": 26, "stock": 32},
+    "dates": {"price": 22, "stock": 42},
+    "plums": {"price": 10, "stock": 45},
+    "grapes": {"price": 29, "stock": 20},
+    "olives": {"price": 22, "stock": 13},
+    "butter": {"price": 22, "stock": 10},
+    "cheese": {"price": 29, "stock": 28},
+    "milk": {"price": 16, "stock": 23},
+    "cream": {"price": 27, "stock": 39},
+    "jam": {"price": 26, "stock": 13},
+    "bread": {"price": 25, "stock": 24},
+    "soap": {"price": 20, "stock": 18},
+    "candles": {"price": 18, "stock": 48},
+    "paper": {"price": 28, "stock": 20},
+    "ink": {"price": 20, "stock": 20},
+    "glue": {"price": 16, "stock": 37},
+    "tape": {"price": 27, "stock": 30},
+    "nails": {"price": 10, "stock": 14},
+    "screws": {"price": 20, "stock": 44},
+    "wire": {"price": 29, "stock": 31},
+    "rope": {"price": 18, "stock": 25},
+    "paint": {"price": 29, "stock": 10},
+    "chalk": {"price": 28, "stock": 48},
+    "pens": {"price": 26, "stock": 15},
+    "wool": {"price": 15, "stock": 39},
+    "silk": {"price": 18, "stock": 39},
+    "cotton": {"price": 28, "stock": 11},
+}
+"""What `examples.shop.questions.make_catalogue(0)` draws: a server that stands alone needs no file."""
 
 
 class ToolInputError(Exception):
@@ -71,12 +111,6 @@ TOOLS: dict[str, ToolShape] = {
         ToolShape("multiply", "a * b", _OPERANDS),
     )
 }
-
-
-def load_catalogue(path: Path) -> Catalogue:
-    """Read a catalogue file: a JSON object of item name -> {"price", "stock"}."""
-    catalogue: Catalogue = json.loads(path.read_text(encoding="utf-8"))
-    return catalogue
 
 
 def call_tool(catalogue: Catalogue, name: str, arguments: Mapping[str, object]) -> str:
@@ -161,14 +195,13 @@ def serve_http(server: Server, host: str, port: int) -> None:
 def main() -> None:
     """Parse the command line and serve until interrupted."""
     parser = argparse.ArgumentParser(description="MCP tool server of the demo shop")
-    parser.add_argument("--catalogue", type=Path, default=DEFAULT_CATALOGUE, help="JSON file")
     parser.add_argument("--stdio", action="store_true", help="serve over stdin and stdout")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
     args = parser.parse_args()
     # the SDK logs every request at INFO, which would cost more than the tools themselves
     logging.basicConfig(level=logging.WARNING)
-    server = build_server(load_catalogue(args.catalogue))
+    server = build_server(CATALOGUE)
     if args.stdio:
         anyio.run(serve_stdio, server)
     else:

@@ -43,7 +43,7 @@ sys.path.append(str(ROOT))
 from examples.shop import server as shop  # noqa: E402
 
 MAX_STEPS = 6
-CATALOGUE = shop.load_catalogue(shop.DEFAULT_CATALOGUE)
+CATALOGUE = shop.CATALOGUE
 SCHEMAS: list[Any] = [
     {
         "type": "function",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.plugins.integrations.question_rows import read_questions
-from examples.shop.server import DEFAULT_CATALOGUE, call_tool, load_catalogue
+from examples.shop.server import CATALOGUE, call_tool
 
 ROOT = Path(__file__).parents[2]
 FLAGS = {"max_steps": 1, "groups_per_step": 4, "num_generations": 8, "mongo_port": 0}
@@ -37,15 +37,14 @@ def test_a_round_makes_right_tasks_trains_on_them_and_evaluates_on_others(tmp_pa
     assert report["tasks"] == len(train) + len(held_out)
     assert len(held_out) > 25
     assert len({task["query"] for task in train + held_out}) == report["tasks"]
-    catalogue = load_catalogue(DEFAULT_CATALOGUE)
     for task in train + held_out:
         lookup, operation = task["tag"].split()
         number = next(
             int(word.strip("?,")) for word in task["query"].split() if word.strip("?,").isdigit()
         )
-        found = call_tool(catalogue, lookup, {"item": task["query"].partition(":")[0]})
+        found = call_tool(CATALOGUE, lookup, {"item": task["query"].partition(":")[0]})
         numbers = {"a": int(found), "b": number}
-        assert task["answer"] == call_tool(catalogue, operation, numbers)
+        assert task["answer"] == call_tool(CATALOGUE, operation, numbers)
     assert {item(task) for task in train}.isdisjoint(item(task) for task in held_out)
     assert 0.0 < report["before"] < 1.0
     assert set(report["weights"]) == {task["tag"] for task in held_out}

@@ -2,6 +2,7 @@
 
 import json
 import operator
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import httpx
 from agentrl.schema import AgentResult
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
-CATALOGUE = json.loads((Path(__file__).parents[2] / "assets/demo/catalogue.json").read_text())
+CATALOGUE = runpy.run_path(str(Path(__file__).parents[2] / "examples/shop/server.py"))["CATALOGUE"]
 _OPERANDS = {"a": "integer", "b": "integer"}
 _OPERATORS = {"add": "add", "subtract": "sub", "multiply": "mul"}
 _SHAPES = {

@@ -9,11 +9,10 @@ from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 from examples.shop.demonstrations import Habits
 from examples.shop.episodes import Codec, Episode, demonstrate, play
 from examples.shop.questions import split_questions
-from examples.shop.server import load_catalogue
+from examples.shop.server import CATALOGUE
 from examples.shop.warm_start import WarmStart, imitate
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets" / "demo"
-CATALOGUE = load_catalogue(ASSETS / "catalogue.json")
 TRAIN, _ = split_questions(0, 2000, 100)
 
 

@@ -23,10 +23,9 @@ from examples.maps.questions import (
     draw_map,
     right_answer,
 )
-from examples.maps.server import Legend, legend_server
+from examples.maps.server import LEGEND, Legend, legend_server
 
 VISION = Path(__file__).resolve().parents[3] / "assets" / "demo" / "vision"
-LEGEND = json.loads((VISION / "legend.json").read_text())
 SHADES = tuple(COLOURS.values())[:6]
 MAP = Map(("red", "orange", "yellow", "green", "blue", "purple"), SHADES)
 

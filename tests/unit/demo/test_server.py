@@ -1,5 +1,4 @@
 import asyncio
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +9,10 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import CallToolResult, TextContent
 
-from examples.shop.server import TOOLS, ToolInputError, call_tool
+from examples.shop.server import CATALOGUE, TOOLS, ToolInputError, call_tool
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVER = ROOT / "examples" / "shop" / "server.py"
-CATALOGUE = json.loads((ROOT / "assets" / "demo" / "catalogue.json").read_text())
 
 
 def text_of(result: CallToolResult) -> str:

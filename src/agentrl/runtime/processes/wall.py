@@ -35,7 +35,6 @@ _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/nix/store/")
 """What every program sees."""
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta", "lib/python3*", "lib/node_modules")
 _ENVIRONMENT_PARTS = ("bin", "lib", "lib64", "libexec", "share", "ssl", "pyvenv.cfg")
-_NODE_PROJECT = ("package.json", "node_modules")
 _SCRIPT = re.compile(rb"#!\s*(\S+)(?:\s+(\S+))?")
 _JAVASCRIPT = (".js", ".mjs", ".cjs", ".ts")
 _MISSING = re.compile(
@@ -105,9 +104,8 @@ class Wall:
         found = {target: (os.path.realpath(path), True) for target, path in own.items()}
         # Folders before what lies in them.
         for path, is_writable in sorted(_at_both_ends(shown)):
-            is_shown = any(
-                found.get(str(above), ("", None))[1] == is_writable for above in path.parents
-            )
+            above = [found[str(one)] for one in path.parents if str(one) in found]
+            is_shown = any(writable_above >= is_writable for _, writable_above in above)
             if not (is_shown or str(path) in own or str(path).startswith(_SYSTEM)):
                 found[str(path)] = (os.path.realpath(path), is_writable)
         for target in sorted(found, key=lambda one: (one in own, one)):
@@ -143,15 +141,19 @@ def named_paths(words: Sequence[str]) -> Iterator[Path]:
 
 
 def _with_surroundings(path: Path) -> Iterator[Path]:
-    """Yield a path and what it needs to run: its interpreter, environment, and Node project."""
+    """Yield a path and what it needs to run: its interpreter, environment, and Node packages."""
     yield path
     if path.is_dir():
         return
-    if path.suffix in _JAVASCRIPT:
-        project = next((one for one in path.parents if (one / _NODE_PROJECT[0]).exists()), None)
+    real = path.resolve()
+    packages = [one for one in real.parents if one.name == "node_modules"]
+    if packages:
+        yield packages[-1]
+    elif real.suffix in _JAVASCRIPT:
+        project = next((one for one in real.parents if (one / "package.json").exists()), None)
         if project is not None:
-            yield from (project / name for name in _NODE_PROJECT)
-            yield project / path.relative_to(project).parts[0]
+            names = ("package.json", "node_modules", real.relative_to(project).parts[0])
+            yield from (project / name for name in names)
     if os.access(path, os.X_OK):
         yield from _environment_of(path)
         with path.open("rb") as file:

@@ -47,8 +47,15 @@ _PROGRAMS = (
     *(f"/etc/{name}" for name in ("alternatives", "ca-certificates", "chromium", "chromium.d")),
     *(f"/etc/{name}" for name in ("crypto-policies", "fonts", "gai.conf", "host.conf", "hosts")),
     *(f"/etc/{name}" for name in ("ld.so.cache", "localtime", "mime.types", "nsswitch.conf")),
-    *(f"/etc/{name}" for name in ("os-release", "pki", "protocols", "resolv.conf", "services")),
-    *("/etc/ssl", "/etc/timezone", "/sys/devices/system/cpu"),
+    *(f"/etc/{name}" for name in ("npmrc", "os-release", "pip.conf", "pki", "protocols")),
+    *(
+        "/etc/resolv.conf",
+        "/etc/services",
+        "/etc/ssl",
+        "/etc/timezone",
+        "/etc/uv",
+        "/sys/devices/system/cpu",
+    ),
     *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")),
 )
 """What every program sees of the system; other files of these folders may hold secrets."""
