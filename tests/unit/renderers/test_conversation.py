@@ -6,6 +6,7 @@ from support.chat_families import FAMILIES, REAL_FAMILIES
 from support.chat_play import Case, Played, answered_by_tools, cases, failure_of, model, play
 from support.fuzzing import TryCases
 
+from agentrl.renderers.conversation import Conversation, Prompt
 from agentrl.schema import rebuild_prompts
 
 
@@ -78,3 +79,23 @@ def check_real_conversation(name: str, case: Case) -> None:
 @pytest.mark.parametrize("name", [name for name, one in REAL_FAMILIES.items() if one.is_there])
 def test_released_templates_are_continued_exactly(name: str, try_cases: TryCases) -> None:
     try_cases(lambda case: check_real_conversation(name, case), case=cases(name))
+
+
+@pytest.mark.parametrize(
+    ("before", "shared_len", "added"),
+    [(("a", "b"), 3, ("b",)), (("c", "b"), 1, ("a", "b"))],
+)
+def test_an_image_is_shared_with_the_tokens_before_which_nothing_differs(
+    before: tuple[str, ...], shared_len: int, added: tuple[str, ...]
+) -> None:
+    prompt = Prompt(np.array([1, 9, 2, 9, 3], np.int32), 0, 3, None)
+    shown = prompt.showing(("a", "b"), before, 9)
+    assert (shown.shared_len, shown.added_images) == (shared_len, added)
+
+
+def test_a_rewritten_history_is_the_reason_of_one_turn() -> None:
+    conversation = Conversation([{"role": "user", "content": "long"}])
+    conversation.rewrite([{"role": "user", "content": "short"}], "summary")
+    assert conversation.branch_reason == "summary"
+    conversation.replied(0, np.array([1, 2], np.int32), {"role": "assistant", "content": "x"})
+    assert (conversation.branch_reason, conversation.pending) == (None, [])
