@@ -37,5 +37,6 @@ RUN ln -s ../lib/node_modules/npm/bin/npm-cli.js /usr/local/bin/npm \
 
 USER 10001
 EXPOSE 8000
-ENTRYPOINT ["agentrl", "env", "up", "--host", "0.0.0.0", "--port", "8000"]
+# The container is the wall: most runtimes give it no namespaces.
+ENTRYPOINT ["agentrl", "env", "up", "--host", "0.0.0.0", "--port", "8000", "--allow_unconfined_tools"]
 CMD ["--mcp_servers", "/etc/agentrl/servers.json"]
