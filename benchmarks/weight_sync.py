@@ -18,10 +18,7 @@ distributed  broadcast by gloo over loopback, tensor by tensor, into the memory 
 `distributed` reports the duration of each phase of a publication; `dense` is a dense model,
 `dense_ratio` the worse of its two ratios.
 
-`delta` compares `--weight_sync delta` with `disk`, in alternation, for a dense model and one of
-experts in bfloat16. Before every publication each value of float32 master weights moves by up to
-the learning rate, as in a step of AdamW, and is rounded; `sent_share` is the share of the values
-that were sent. `--only PART` measures one part and adds it to the file.
+`--only PART` measures one part and adds it to the file.
 """
 
 import asyncio
@@ -33,7 +30,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -54,7 +51,6 @@ from agentrl.distributed.broadcast import Bucket, RankAssignment, Rendezvous, in
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import PolicyPublisher, PublishReport
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
-from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.inference.wire import GenerateRequest
 from agentrl.models.checkpoint_export import save_hf
 from agentrl.models.policy import PolicyModel
@@ -68,7 +64,6 @@ _LINK_SECONDS = 120.0
 # Short: on a CPU, recomputing a long generation would take longer than sending the bytes.
 _PROMPT_TOKENS = 2
 _NEW_TOKENS = 12
-LEARNING_RATES = (1e-7, 1e-6, 1e-5)
 
 
 _COMMON = {
@@ -330,74 +325,6 @@ async def publish(
     }
 
 
-class MasterWeights:
-    """Float32 weights behind a policy in bfloat16."""
-
-    def __init__(self, policy: PolicyModel) -> None:
-        self._masters = [parameter.detach().float() for parameter in policy.parameters()]
-        self._parameters = list(policy.parameters())
-        for parameter in self._parameters:
-            parameter.data = parameter.data.to(torch.bfloat16)
-
-    @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Move every value by up to the learning rate, and round."""
-        for master, parameter in zip(self._masters, self._parameters, strict=True):
-            master.add_(torch.rand_like(master).mul_(2).sub_(1), alpha=learning_rate)
-            parameter.copy_(master)
-
-
-async def measure_delta(bench: Bench, masters: MasterWeights) -> dict[str, Any]:
-    """Publish the changes of a few steps at each learning rate, and everything, in alternation."""
-    section = PublishSection(weight_sync="delta")
-    delivery = DeltaDelivery(section, sender_of(bench.policy))
-    with EmbeddedMongo(bench.folder / "mongo") as mongo:
-        async with TrajectoryStore.connect(mongo.uri("bench")) as store:
-            await register(store, bench.urls)
-            root = bench.folder / "policy"
-            publishers = {
-                way: PolicyPublisher(
-                    store,
-                    root,
-                    publish=section,
-                    inference=InferenceSection(),
-                    delivery=way_delivery,
-                )
-                for way, way_delivery in (("delta", delivery), ("disk", None))
-            }
-            servers = Servers(bench.urls)
-            version = 1
-            rows: list[dict[str, Any]] = []
-            disk: list[float] = []
-            async with servers.sampling():
-                await publish(publishers["delta"], bench.policy, servers, version)
-                for learning_rate in LEARNING_RATES:
-                    found: list[dict[str, Any]] = []
-                    for _ in range(bench.rounds):
-                        masters.step(learning_rate)
-                        version += 1
-                        for way, publisher in publishers.items():
-                            result = await publish(publisher, bench.policy, servers, version)
-                            await publisher.settle()
-                            if way == "delta":
-                                found.append(result)
-                            else:
-                                disk.append(result["seconds"])
-                    assert delivery.size is not None
-                    rows.append(
-                        {
-                            "learning_rate": learning_rate,
-                            **asdict(delivery.size),
-                            "seconds": median(one["seconds"] for one in found),
-                            "paused_seconds_max": max(one["paused_seconds"] for one in found),
-                        }
-                    )
-    for row in rows:
-        row["bytes_ratio"] = row["num_bytes"] / row["full_bytes"]
-        row["seconds_ratio"] = row["seconds"] / median(disk)
-    return {"disk_seconds": median(disk), "rates": rows}
-
-
 def figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the combined figures of one way's rounds."""
     found = {
@@ -431,13 +358,6 @@ def ways(policy: PolicyModel, num_servers: int, rounds: int) -> dict[str, dict[s
         return {way: asyncio.run(bench.measure(way)) for way in ("disk", "distributed")}
 
 
-def delta(policy: PolicyModel, num_servers: int, rounds: int) -> dict[str, Any]:
-    """Return the costs of a model's deltas."""
-    masters = MasterWeights(policy)
-    with serving(policy, num_servers, rounds) as bench:
-        return asyncio.run(measure_delta(bench, masters))
-
-
 MODELS = {"experts": expert_policy, "dense": dense_policy}
 
 
@@ -447,21 +367,18 @@ def main() -> None:
     flags.add_argument("--layers", type=int, default=3)
     flags.add_argument("--servers", type=int, default=2)
     flags.add_argument("--rounds", type=int, default=7)
-    parts = [*MODELS, *(f"delta_{name}" for name in MODELS)]
-    flags.add_argument("--only", choices=parts, nargs="+", default=parts, help="these parts")
+    flags.add_argument(
+        "--only", choices=MODELS, nargs="+", default=list(MODELS), help="these parts"
+    )
     given = flags.parse_args()
     for part in given.only:
         about = machine()
-        name = part.removeprefix("delta_")
-        measure = ways if part == name else delta
-        found = measure(MODELS[name](given.layers), given.servers, given.rounds)
-        if part == name == "experts":
+        found = ways(MODELS[part](given.layers), given.servers, given.rounds)
+        if part == "experts":
             found = {**found["disk"], **found, "broadcast_ratio": found["distributed"]["ratio"]}
             del found["disk"]
-        elif part == name:
-            found = {"dense_ratio": max(row["ratio"] for row in found.values()), "dense": found}
         else:
-            found = {"delta": stored(given.out).get("delta", {}) | {name: found}}
+            found = {"dense_ratio": max(row["ratio"] for row in found.values()), "dense": found}
         machines = stored(given.out).get("machine", {}) | {part: about}
         keep(given.out, {**found, "servers": given.servers, "machine": machines})
 

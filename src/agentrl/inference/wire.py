@@ -29,8 +29,6 @@ PauseMode = Literal["abort", "retract", "in_place"]
 """What happens to generations in flight while a server is paused (`weight_sync.server_operations`);
 a request without a mode means the first.
 """
-LoadFormat = Literal["auto", "delta"]
-"""Content of a directory of weights: a checkpoint, or the changes since another version."""
 
 MAX_INT32 = 2**31 - 1
 """Largest `top_k` and token id: servers store both in 32-bit tensors."""

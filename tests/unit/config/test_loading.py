@@ -46,14 +46,6 @@ SGLANG = ("--inference_backend", "sglang")
             ["--weight_sync=distributed", "--lora_rank", "4"],
             "use --weight_sync disk with adapters (--lora_rank)",
         ),
-        (
-            ["--weight_sync=delta", "--lora_rank", "4"],
-            "use --weight_sync disk with adapters (--lora_rank)",
-        ),
-        (
-            ["--weight_sync=delta", "--inference_backend=sglang"],
-            "SGLang accepts whole tensors only",
-        ),
         (["--weight_sync=ipc"], "add --inference_backend sglang --share_gpus"),
         ([*SGLANG, "--colocated", "--weight_sync=ipc"], "--share_gpus, or use --weight_sync disk"),
         (
@@ -64,7 +56,6 @@ SGLANG = ("--inference_backend", "sglang")
             [*SGLANG, "--share_gpus", "--weight_sync=ipc", "--inf_tp_size", "2"],
             "one trainer rank and one server on one GPU",
         ),
-        (["--weight_sync=delta", "--colocated"], "and --colocated releases them"),
         (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
         (
             ["--mcp_servers", '{"a": {"url": "http://h", "headers": {"X-Api-Key": "k"}}}'],

@@ -315,12 +315,12 @@ class PublishSection(ConfigSection):
     continued on the old cache; `abort`: interrupted, and resumed by the client."""
     publish_timeout_seconds: float = Field(default=120.0, gt=0)
     """Timeout of one server's update in seconds; a slower server is taken out of service."""
-    weight_sync: Literal["disk", "distributed", "delta", "ipc"] = "disk"
+    weight_sync: Literal["disk", "distributed", "ipc"] = "disk"
     """How weights reach the servers. `disk`: as files on a shared file system; `distributed`:
     broadcast from the trainer's memory over a process group (NCCL between GPUs, gloo otherwise);
-    `delta`: as files of the values that changed, to embedded engines; `ipc`: SGLang on the trainer's
-    GPU copies them from the trainer's memory, which `--share_gpus` on one GPU chooses by itself. With
-    all but `disk`, complete files for servers that join later are written while training continues."""
+    `ipc`: SGLang on the trainer's GPU copies them from the trainer's memory, which `--share_gpus` on
+    one GPU chooses by itself. With all but `disk`, complete files for servers that join later are
+    written while training continues."""
     weight_sync_host: Annotated[str, ADDRESS] = "127.0.0.1"
     """Address of this machine at which servers reach the trainer for `--weight_sync
     distributed`."""

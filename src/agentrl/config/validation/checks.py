@@ -170,7 +170,6 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _rollout_contradictions(config)
     yield from _tree_contradictions(config)
     yield from _broadcast_contradictions(config)
-    yield from _delta_contradictions(config)
     yield from colocation_contradictions(config)
     yield from sharing_contradictions(config)
     yield from ipc_contradictions(config)
@@ -399,26 +398,6 @@ def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
                     f"--sglang_args {flag} {value}: such a server cannot receive broadcast "
                     "weights; use --weight_sync disk, or more servers instead"
                 )
-
-
-def _delta_contradictions(config: RootConfig) -> Iterator[str]:
-    if config.publish.weight_sync != "delta":
-        return
-    if config.model.lora_rank:
-        yield (
-            "--weight_sync delta supports whole models only; use --weight_sync disk with adapters "
-            "(--lora_rank)"
-        )
-    if config.inference.inference_backend == "sglang":
-        yield (
-            "--weight_sync delta: SGLang accepts whole tensors only; use --weight_sync distributed "
-            "or disk"
-        )
-    if config.inference.colocated:
-        yield (
-            "--weight_sync delta updates weights in place, and --colocated releases them; use "
-            "--weight_sync disk with --colocated"
-        )
 
 
 def colocation_contradictions(config: RootConfig) -> Iterator[str]:

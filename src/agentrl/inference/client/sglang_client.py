@@ -17,7 +17,6 @@ from agentrl.inference.client.json_transport import JsonTransport, error_message
 from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
-    LoadFormat,
     PauseMode,
     parse_partial,
     parse_prompt_logprobs,
@@ -242,17 +241,13 @@ class SGLangClient:
         *,
         weight_version: str,
         flush_cache: bool = True,
-        load_format: LoadFormat = "auto",
     ) -> None:
-        """Load weights from a directory that the server can read.
-
-        Only the embedded engine supports `delta`; SGLang accepts whole tensors only.
-        """
+        """Load weights from a directory that the server can read."""
         await self._control(
             "/update_weights_from_disk",
             {
                 "model_path": path,
-                "load_format": load_format,
+                "load_format": "auto",
                 "weight_version": weight_version,
                 "flush_cache": flush_cache,
                 "abort_all_requests": False,

@@ -23,7 +23,7 @@ from agentrl.config.sections import PublishSection
 from agentrl.errors import InferenceError, ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync.version_files import is_of_same_run
-from agentrl.inference.wire import MIXED_LABEL, LoadFormat, PauseMode, adapter_version
+from agentrl.inference.wire import MIXED_LABEL, PauseMode, adapter_version
 from agentrl.schema import Policy
 
 # Earlier versions crash if the cache is flushed while retracted requests wait.
@@ -97,7 +97,6 @@ async def update_server(
     *,
     mode: PauseMode,
     timeout_seconds: float,
-    load_format: LoadFormat = "auto",
 ) -> float:
     """Bring a server to a policy version; in every case it is finally instructed to continue.
 
@@ -107,8 +106,6 @@ async def update_server(
         version: policy version of the weights in it.
         mode: what happens to generations in flight.
         timeout_seconds: timeout for pause and update together; a failure adds up to 5 s.
-        load_format: content of the directory: `auto` for a Hugging Face checkpoint, `delta` for the
-            changes since the server's version.
 
     Returns:
         Seconds for which the server was paused.
@@ -122,9 +119,7 @@ async def update_server(
         started = time.monotonic()
         try:
             await client.pause(mode)
-            await _load_weights(
-                client, path, version, flush_cache=mode != "in_place", load_format=load_format
-            )
+            await _load_weights(client, path, version, flush_cache=mode != "in_place")
         except BaseException:
             # Also after a failed pause: the server may have paused although its response was lost.
             with contextlib.suppress(TimeoutError, InferenceError):
@@ -254,7 +249,6 @@ async def _load_weights(
     version: int,
     *,
     flush_cache: bool,
-    load_format: LoadFormat = "auto",
 ) -> None:
     """Have a paused server load weights and their version label.
 
@@ -266,7 +260,6 @@ async def _load_weights(
             str(path),
             weight_version=str(version),
             flush_cache=flush_cache,
-            load_format=load_format,
         )
     except InferenceError as error:
         if _UPDATED_NOT_FLUSHED not in str(error).lower():

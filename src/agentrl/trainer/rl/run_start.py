@@ -34,7 +34,6 @@ from agentrl.errors import ConfigError
 from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
 from agentrl.inference.weight_sync.delivery import Delivery
-from agentrl.inference.weight_sync.delta_delivery import DeltaDelivery
 from agentrl.inference.weight_sync.ipc_delivery import IpcDelivery
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks
@@ -250,9 +249,7 @@ def publisher_of(
     if config.trainer.consumer != DEFAULT_CONSUMER:
         return PolicyFiles(root, keep=config.publish.keep_policies)
     delivery: Delivery | None = None
-    if config.publish.weight_sync == "delta":
-        delivery = DeltaDelivery(config.publish, group.send_weights)
-    elif config.publish.weight_sync == "ipc":
+    if config.publish.weight_sync == "ipc":
         delivery = IpcDelivery(config.publish, group.send_weights)
     elif config.publish.weight_sync == "distributed":
         # The embedded engine has no GPU.

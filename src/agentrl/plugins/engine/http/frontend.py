@@ -36,11 +36,6 @@ from agentrl.plugins.engine.http.request_parsing import (
 )
 from agentrl.plugins.engine.http.sampling_parsing import ModelLimits
 from agentrl.plugins.engine.http.text_codec import TextCodec, end_of_text_ids
-from agentrl.plugins.engine.weights.changed_weights import (
-    apply_changes,
-    check_base,
-    read_changes,
-)
 from agentrl.plugins.engine.weights.live_weights import read_weights
 from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters
 from agentrl.plugins.engine.weights.weight_receiver import (
@@ -313,39 +308,6 @@ class FrontEnd:
                 await self._call(self._scheduler.abort_all)
             num_kept, is_flushed = await self._install(tensors, label, flush=flush)
             self.model_path = self.served_model_name = str(Path(path))
-            self._record_label(label, is_flushed=is_flushed)
-        return num_kept, is_flushed
-
-    async def apply_changes(
-        self, path: str, label: str | None, *, flush: bool, abort_all: bool
-    ) -> tuple[int, bool]:
-        """Apply the changes since the served version; sampling pauses during the call.
-
-        Returns:
-            As `update_weights` does.
-
-        Raises:
-            InferenceError: they do not fit, and nothing has changed; or the result differs from
-                what was published, and the model's weights carry the label of no policy.
-        """
-        async with self._updating:
-            delta = await asyncio.to_thread(read_changes, path, self._model)
-            if abort_all:
-                await self._call(self._scheduler.abort_all)
-            await self._call(self._scheduler.begin_weights, when_idle=True)
-            final_label = self._scheduler.label
-            changed: list[torch.Tensor] = []
-            try:
-                check_base(delta, final_label)
-                final_label = MIXED_LABEL
-                changed = await asyncio.to_thread(apply_changes, delta, self._model)
-                final_label = label or self._scheduler.label
-            finally:
-                await self._call(partial(self._scheduler.weights_changed, final_label, changed))
-                if final_label == MIXED_LABEL:
-                    self.weight_version = MIXED_LABEL
-            num_kept = await self._call(lambda: self._scheduler.num_in_flight)
-            is_flushed = not flush or await self.flush()
             self._record_label(label, is_flushed=is_flushed)
         return num_kept, is_flushed
 

@@ -21,7 +21,7 @@ from agentrl.distributed.broadcast import RankAssignment
 from agentrl.errors import InferenceError
 from agentrl.inference import openapi
 from agentrl.inference.request_bodies import while_connected
-from agentrl.inference.wire import LoadFormat, PauseMode
+from agentrl.inference.wire import PauseMode
 from agentrl.plugins.engine.http.frontend import FrontEnd
 from agentrl.plugins.engine.http.http_errors import (
     InvalidRequest,
@@ -261,11 +261,10 @@ class _Routes:
     async def update_weights(self, http: Request) -> Response:
         body = await json_object(http)
         path = required(body, "model_path", str)
-        holds_changes = one_of(body, "load_format", get_args(LoadFormat)) == "delta"
-        update = self._engine.apply_changes if holds_changes else self._engine.update_weights
+        one_of(body, "load_format", ("auto",))
         try:
             self._engine.check_place(path)
-            num_kept, is_flushed = await update(
+            num_kept, is_flushed = await self._engine.update_weights(
                 path,
                 typed(body, "weight_version", str, None),
                 flush=typed(body, "flush_cache", bool, True),
