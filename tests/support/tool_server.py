@@ -3,7 +3,7 @@
 Tools: `look(key)` finds a number, `slow(seconds, until)` takes its time (until a file exists, where
 one is named), `shout(text)` answers with chat markup, `page(length)` with a long text,
 `picture(number)` with an image, `crash()` ends the whole server. Every call is appended to the log
-file, with its `traceparent` where it has one.
+file.
 """
 
 import base64
@@ -96,9 +96,8 @@ def build_server(log_file: Path) -> Server:
 
     async def call_tool(_ctx: object, params: CallToolRequestParams) -> CallToolResult:
         arguments = params.arguments or {}
-        traceparent = (params.meta or {}).get("traceparent")
         with log_file.open("a") as log:
-            log.write(f"{params.name} {arguments}{f' {traceparent}' if traceparent else ''}\n")
+            log.write(f"{params.name} {arguments}\n")
         if params.name == "slow":
             await wait(float(str(arguments["seconds"])), str(arguments.get("until", "")))
         return answer(params.name, arguments)

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
-from opentelemetry.context import get_current
 
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference import GenerateRequest, GenerateResult, OnPartial
@@ -135,8 +134,6 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.turns = self._writes.turns
         self.deadline = context.servers.clock.now() + context.rollout.rollout_timeout_seconds
         """When the rollout times out, on the clock of the servers."""
-        # Agents make calls from their own tasks, which lack the rollout's context.
-        self._trace = get_current()
         self._num_requests = 0
         self._recorded: RecordedTurns = ResumedTurns()
         # By turn: tokens that its images take in the server's prompt beyond their placeholders.
@@ -247,23 +244,21 @@ class AsyncSampler(ABC, Generic[TaskType]):
         sampling = self.context.sampling_params(self.task.split)
         addresses = addresses_of(conversation.history)
         images = dict(zip(addresses, await self.context.images.inlined(addresses), strict=True))
-        with self.context.traces.chat(self._trace) as span:
-            answered = await self.within_time(route.reply(conversation, sampling, images))
-            parent = conversation.last_turn
-            results = () if parent is None else self.turns[parent.index].tool_results
-            turn = await self.note_call(
-                parent=None if parent is None else parent.index,
-                added_messages=tuple(m for m in added if not _is_result(m, results)),
-                tools=tuple(dict(tool) for tool in conversation.tools) if parent is None else (),
-                output_text=str(answered.message["content"]),
-                tool_calls=answered.tool_calls,
-                finish_reason="length" if answered.finish_reason == "length" else "stop",
-                branch_reason=conversation.branch_reason,
-                model=route.name,
-                server=answered.server,
-                started_at=started_at,
-            )
-            self.context.traces.describe_turn(span, turn, answered.num_prompt_tokens, added)
+        answered = await self.within_time(route.reply(conversation, sampling, images))
+        parent = conversation.last_turn
+        results = () if parent is None else self.turns[parent.index].tool_results
+        turn = await self.note_call(
+            parent=None if parent is None else parent.index,
+            added_messages=tuple(m for m in added if not _is_result(m, results)),
+            tools=tuple(dict(tool) for tool in conversation.tools) if parent is None else (),
+            output_text=str(answered.message["content"]),
+            tool_calls=answered.tool_calls,
+            finish_reason="length" if answered.finish_reason == "length" else "stop",
+            branch_reason=conversation.branch_reason,
+            model=route.name,
+            server=answered.server,
+            started_at=started_at,
+        )
         conversation.replied(turn.index, np.empty(0, dtype=np.int32), answered.message)
         return turn, parsed_reply(answered)
 
@@ -305,52 +300,49 @@ class AsyncSampler(ABC, Generic[TaskType]):
         if params.seed is None:
             params = params.model_copy(update={"seed": self._seed(number)})
         snapshot = await self._kept_snapshot()
-        traces = self.context.traces
-        with traces.chat(self._trace) as span:
-            started_at = self.now()
-            request = GenerateRequest(
-                input_ids=prompt.ids,
-                sampling=params,
-                image_data=await self.context.images.inlined(prompt.images),
-                routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
-            )
-            result = await self._request_reply(request, on_partial)
-            reply_ids = prompt.reply_ids(result.output_ids)
-            parse = partial(self.context.renderer.parse, reply_ids, turn=number, tools=tools)
-            # All rollouts share the event loop.
-            is_long = len(reply_ids) >= _LONG_REPLY_TOKENS
-            reply = await asyncio.to_thread(parse) if is_long else parse()
-            stored_results = self._stored_results(prompt)
-            turn = self._new_turn(
-                parent=prompt.parent,
-                shared_len=prompt.shared_len,
-                added_ids=prompt.added_ids,
-                shared_images=prompt.shared_images,
-                added_images=prompt.added_images,
-                **self.context.renderer.image_fields(prompt.added_images),
-                prompt_positions=result.prompt_tokens,
-                output_ids=result.output_ids,
-                output_logprobs=result.output_logprobs,
-                version_spans=result.version_spans,
-                **_routed_experts(request, result),
-                added_messages=tuple(m for m in messages if not _is_result(m, stored_results)),
-                tools=tuple(dict(tool) for tool in tools) if prompt.parent is None else (),
-                output_text=reply.text,
-                tool_calls=reply.tool_calls,
-                finish_reason=result.finish_reason,
-                branch_reason=prompt.branch_reason,
-                seat=seat,
-                snapshot=snapshot,
-                sampling_params=params,
-                server=result.server,
-                cached_tokens=result.cached_tokens,
-                num_retractions=result.num_retractions,
-                started_at=started_at,
-            )
-            if advantage_override is not None:
-                turn = turn.model_copy(update={"advantage": advantage_override(turn, reply)})
-            turn = await self._append(turn)
-            traces.describe_turn(span, turn, len(prompt.ids), messages)
+        started_at = self.now()
+        request = GenerateRequest(
+            input_ids=prompt.ids,
+            sampling=params,
+            image_data=await self.context.images.inlined(prompt.images),
+            routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
+        )
+        result = await self._request_reply(request, on_partial)
+        reply_ids = prompt.reply_ids(result.output_ids)
+        parse = partial(self.context.renderer.parse, reply_ids, turn=number, tools=tools)
+        # All rollouts share the event loop.
+        is_long = len(reply_ids) >= _LONG_REPLY_TOKENS
+        reply = await asyncio.to_thread(parse) if is_long else parse()
+        stored_results = self._stored_results(prompt)
+        turn = self._new_turn(
+            parent=prompt.parent,
+            shared_len=prompt.shared_len,
+            added_ids=prompt.added_ids,
+            shared_images=prompt.shared_images,
+            added_images=prompt.added_images,
+            **self.context.renderer.image_fields(prompt.added_images),
+            prompt_positions=result.prompt_tokens,
+            output_ids=result.output_ids,
+            output_logprobs=result.output_logprobs,
+            version_spans=result.version_spans,
+            **_routed_experts(request, result),
+            added_messages=tuple(m for m in messages if not _is_result(m, stored_results)),
+            tools=tuple(dict(tool) for tool in tools) if prompt.parent is None else (),
+            output_text=reply.text,
+            tool_calls=reply.tool_calls,
+            finish_reason=result.finish_reason,
+            branch_reason=prompt.branch_reason,
+            seat=seat,
+            snapshot=snapshot,
+            sampling_params=params,
+            server=result.server,
+            cached_tokens=result.cached_tokens,
+            num_retractions=result.num_retractions,
+            started_at=started_at,
+        )
+        if advantage_override is not None:
+            turn = turn.model_copy(update={"advantage": advantage_override(turn, reply)})
+        turn = await self._append(turn)
         if prompt.images:
             self._image_tokens[turn.index] = max(0, result.prompt_tokens - len(prompt.ids))
         return turn, reply

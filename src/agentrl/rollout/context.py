@@ -11,7 +11,6 @@ from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.evaluated_route import EvaluatedRoute
 from agentrl.rollout.image_library import ImageLibrary
-from agentrl.rollout.traces import Traces
 from agentrl.schema import Control, MCPTask, Record, SamplingParams, Score, Split
 from agentrl.store import TrajectoryStore
 from agentrl.tools import McpToolBox
@@ -103,7 +102,6 @@ class RolloutContext:
         router_replay: store which experts of the model every token was routed to.
         resumable: the tools keep no state, so that another sampler may resume a dead one's rollout.
         summarizer: shortens long texts; None if none is configured.
-        traces: spans of the rollouts, if a collector is configured.
         evaluated_route: the model that answers in the place of the policy, in an evaluation.
     """
 
@@ -121,7 +119,6 @@ class RolloutContext:
     has_trees: bool = False
     live: LiveControl = field(default_factory=LiveControl)
     summarizer: Summarizer | None = None
-    traces: Traces = field(default_factory=Traces)
     evaluated_route: EvaluatedRoute | None = None
 
     @property

@@ -209,9 +209,8 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     async def _call_and_shorten(self, call: ToolCall, tools: ToolBox) -> ToolResult:
         """Call a tool; the summarizer, if configured, shortens a long page."""
-        with self.context.traces.tool(call) as record_result:
-            result = record_result(await tools.call(call.name, call.arguments, call_id=call.id))
-        result = await self._with_images(result)
+        answered = await tools.call(call.name, call.arguments, call_id=call.id)
+        result = await self._with_images(answered)
         summarizer = self.context.summarizer
         if summarizer is None or result.is_error:
             return result

@@ -4,13 +4,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
 from agentrl.config.named_files import existing_or_shipped, read_text_file
-from agentrl.config.secrets import SecretUrl
 from agentrl.config.sections.section import ConfigSection
 from agentrl.config.value_kinds import ADDRESS, CODE, COMMAND, PATH, PLAIN, SECRET, Naming
 
@@ -52,12 +50,6 @@ class RunSection(ConfigSection):
     metrics_key: SecretStr | None = None
     """Key that scrapers send (`Authorization: Bearer`); `AGENTRL_METRICS_KEY` by default, else a key
     that the run makes, in `metrics-key` of its output directory."""
-    otlp_endpoint: SecretUrl | None = None
-    """Base address of an OpenTelemetry collector (`http://127.0.0.1:4318`) that receives a trace of
-    every rollout; none by default (see docs/tracing.md)."""
-    otlp_content: bool = False
-    """With `--otlp_endpoint`: include the texts of messages, tool calls and results in the traces.
-    They may contain secrets."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of all randomness: order of questions, sampling, initial weights."""
     num_gpus: int | None = Field(default=None, ge=0, le=1024)
@@ -87,16 +79,6 @@ class RunSection(ConfigSection):
         if name.casefold() in MONGODB_DATABASES:
             raise PydanticCustomError("run_name", "is reserved by MongoDB; choose another")
         return name
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _check_collector(cls, address: SecretUrl | None) -> SecretUrl | None:
-        parts = urlsplit("" if address is None else address.get_secret_value())
-        if address is not None and not (parts.scheme in ("http", "https") and parts.hostname):
-            raise PydanticCustomError(
-                "otlp_endpoint", "expected an address such as http://127.0.0.1:4318"
-            )
-        return address
 
     @property
     def output_path(self) -> Path:

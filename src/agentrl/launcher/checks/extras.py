@@ -15,7 +15,6 @@ EXTRAS = {
     "parquet": "`agentrl store export --format parquet`",
     "trl": "TRL's engine",
     "trackers": "--report_to",
-    "otel": "--otlp_endpoint",
 }
 """Extra -> its purpose."""
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"](\w+)['\"]")
@@ -44,7 +43,6 @@ def needed_extras(config: RootConfig, *, trains: bool = True) -> set[str]:
     needed = {
         "train": trains,
         "engine": starts_engine,
-        "otel": config.run.otlp_endpoint is not None and config.rollout.enable_sampling,
     }
     return {name for name, is_needed in needed.items() if is_needed}
 

@@ -28,7 +28,7 @@ from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.admission_limits import FailureBackoff
 from agentrl.rollout.worker.branching import branch_turns, with_branch
 from agentrl.rollout.worker.group_scoring import GroupVerdict
-from agentrl.schema import DispatchedSamplingTask, MCPTask, Outcome, Record, Score, Task
+from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, Score, Task
 from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -156,11 +156,6 @@ class RolloutAttempt:
             await self._try_write(self._after_failure(error))
 
     async def _run(self) -> None:
-        with self._context.traces.rollout(self.record) as span:
-            outcome = await self._run_and_score()
-            span.set_attribute("agentrl.outcome", outcome)
-
-    async def _run_and_score(self) -> Outcome:
         if self.record.round:
             self.record = await with_branch(self._context, self.record)
         sampler = self._make_sampler(self.task, self.record, self._context)
@@ -177,7 +172,6 @@ class RolloutAttempt:
             await self._store.records.release(*self.lease)
         else:
             await self._score(sampler, result)
-        return result.outcome
 
     async def _run_rollout(self, sampler: AsyncSampler[Any]) -> RolloutResult:
         finished = False
@@ -222,13 +216,9 @@ class RolloutAttempt:
         await self._score(self._make_sampler(self.task, self.record, self._context), result)
 
     async def _score(self, sampler: AsyncSampler[Any], result: RolloutResult) -> None:
-        traces = self._context.traces
         group = GroupVerdict.of(self._context, self.task)
         try:
-            with traces.evaluation(self.record) as span:
-                score = await self._evaluate(sampler, result, group)
-                if score is not None:
-                    traces.describe_score(span, score)
+            score = await self._evaluate(sampler, result, group)
         except ScorerDefect as defect:
             await self._dead_letter(result, defect)
             return

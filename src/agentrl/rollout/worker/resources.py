@@ -14,7 +14,6 @@ from agentrl.models.checkpoints.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
 from agentrl.rollout.evaluated_route import open_evaluated_route
-from agentrl.rollout.traces import open_traces
 from agentrl.schema import MCPTask, Record, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, ToolSpec, connect_tools, load_mcp_servers
@@ -59,7 +58,6 @@ async def open_context(
                 gateway=config.inference.inference_gateway,
             )
         )
-        traces = stack.enter_context(open_traces(config))
         route = await stack.enter_async_context(open_evaluated_route(config.agents))
         yield RolloutContext(
             store=store,
@@ -75,7 +73,6 @@ async def open_context(
             resumable=is_resumable(config, tools),
             has_trees=bool(config.data.rounds),
             summarizer=summarizer,
-            traces=traces,
             evaluated_route=route,
         )
 

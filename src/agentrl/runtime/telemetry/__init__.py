@@ -1,1 +1,1 @@
-"""What a process reports about itself: metrics, spans, trackers, blocked event loops."""
+"""What a process reports about itself: metrics, trackers, blocked event loops."""

@@ -10,7 +10,6 @@ import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
 from harness.server_heartbeats import kept_registered
 from harness.tiny_tokenizer import write_tokenizer
-from support.otlp_collector import otlp_collector, values
 from support.patience import PATIENCE
 from support.play import begin_run, run_tool_server, service, tool_call
 from support.scrape import scrape_until
@@ -339,21 +338,3 @@ async def test_prometheus_sees_what_a_sampler_does(
     await scrape_until(port, output, "agentrl_sampler_waiting_seconds_total", 0.1, **idle)
     sampler.send_signal(signal.SIGTERM)
     assert await ended(sampler) == 0
-
-
-@pytest.mark.slow
-async def test_a_collector_sees_what_a_sampler_does_and_its_death_changes_nothing(
-    store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    await begin_run(store, engine, *tasks(2))
-    with otlp_collector() as collector:
-        sampler = start(otlp_endpoint=collector.url, exit_when_done="true")
-        assert await ended(sampler) == 0
-    rollouts = {values(span.attributes)["agentrl.record.id"] for span in collector.named("invoke")}
-    assert rollouts == {record.id for record in await records(store)}
-    assert len(collector.named("chat train-model")) == 8
-    assert collector.resources[0]["agentrl.run"] == store.database_name
-    await store.tasks.add([task.model_copy(update={"id": "train/0/x"}) for task in tasks(1)])
-    again = start(otlp_endpoint=collector.url, exit_when_done="true")  # where nobody listens
-    assert await ended(again) == 0
-    assert {record.status for record in await records(store)} == {"scored"}
