@@ -33,7 +33,6 @@
     │       └── ScorerTimeout         it exceeded its time limit
     ├── TrainingError                 optimization cannot continue (non-finite losses or gradients)
     ├── WriteError                    a directory of the run could not be written to disk
-    ├── UploadError                   the Hugging Face hub refused an upload, or did not answer
     └── BroadcastError                a process group for broadcasts failed or did not form
 
 The rules:
@@ -253,10 +252,6 @@ class TrainingError(AgentRLError):
 
 class WriteError(AgentRLError):
     """A directory of the run (a checkpoint, weights) could not be written to disk."""
-
-
-class UploadError(AgentRLError):
-    """The Hugging Face hub refused an upload, or did not answer."""
 
 
 class BroadcastError(AgentRLError):

@@ -32,7 +32,6 @@ _OWN: dict[str, tuple[str, str]] = {
     "eval": ("commands:evaluate", "score a checkpoint on held-out questions"),
     "doctor": ("commands:doctor", "check this machine: packages, GPUs, database, servers, tools"),
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
-    "push_to_hub": ("hub_commands:push_to_hub", "upload a checkpoint or an exported dataset"),
     "tasks": ("task_commands:tasks", "add|list|retry|stats: manage the questions of a run"),
     "replay": ("verify_commands:replay", "repeat recorded optimizer steps, and compare"),
     "verify": (

@@ -314,8 +314,8 @@ _EQUAL_SCORES = (
     "--repeat_equal_probability 0.5 repeats their questions less often in later epochs"
 )
 _HUB = (
-    "nothing is uploaded automatically; after the run: agentrl push_to_hub OWNER/NAME --run_name "
-    "NAME"
+    "nothing is uploaded automatically; after the run: hf upload OWNER/NAME "
+    "output/NAME/checkpoints/STEP/model"
 )
 _REUSE = (
     "--max_trained_count is the number of steps that may use a record, at least "
