@@ -40,7 +40,6 @@ INTEGRATIONS = Plugin(
         "agentrl": "agentrl.plugins.integrations.native_engine:NativeEngine",
         "areal": "agentrl.plugins.integrations.areal.areal_engine:ArealEngine",
         "sft": "agentrl.plugins.integrations.sft_engine:SftEngine",
-        "swift": "agentrl.plugins.integrations.swift.swift_engine:SwiftEngine",
         "trl": "agentrl.plugins.integrations.trl.trl_engine:TrlEngine",
         "verl": "agentrl.plugins.integrations.verl.verl_engine:VerlEngine",
     },

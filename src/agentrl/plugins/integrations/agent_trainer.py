@@ -64,7 +64,7 @@ class AgentTrainer:
             test_dataset: held-out questions, in the same forms.
             run_path: folder of the run, created if missing; by default `runs` in the working
                 directory.
-            train_engine_name: `agentrl`, `areal`, `sft`, `swift`, `trl`, `verl`, or a registered one.
+            train_engine_name: `agentrl`, `areal`, `sft`, `trl`, `verl`, or a registered one.
             env: an environment, as in `reasoning_gym:NAME?size=200`, in place of `agent`,
                 `train_dataset` and `reward_func`, all of which it provides.
 

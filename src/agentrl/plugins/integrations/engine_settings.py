@@ -17,7 +17,6 @@ from agentrl.plugins.integrations.agent_worker.references import described
 _CHARACTERISTIC_SETTINGS = {
     "verl": {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function"},
     "areal": {"actor", "allocation_mode", "cluster", "gconfig"},
-    "swift": {"rlhf_type", "tuner_type", "vllm_mode"},
 }
 """Engine -> settings by which its configuration is recognized."""
 

@@ -10,8 +10,8 @@ from agentrl.errors import ConfigError
 from agentrl.plugins.integrations import AgentTrainer
 from agentrl.plugins.integrations.external_engine import ExternalEngine
 
-MODELS = {"verl": "actor_rollout_ref.model.path", "areal": "actor.path", "swift": "model"}
-FRAMEWORKS = {"verl": "verl", "areal": "AReaL", "swift": "ms-swift"}
+MODELS = {"verl": "actor_rollout_ref.model.path", "areal": "actor.path"}
+FRAMEWORKS = {"verl": "verl", "areal": "AReaL"}
 
 pytestmark = pytest.mark.parametrize("engine", MODELS)
 
