@@ -28,7 +28,6 @@ Hook = Literal[
     "run_preparations",
     "gpu_demands",
     "exports",
-    "imports",
     "agent_interpreters",
     "training_engines",
     "tool_call_formats",
@@ -68,8 +67,6 @@ class Plugin:
     MeasureDemand`, by its method; one is used."""
     exports: Mapping[str, str] = field(default_factory=dict)
     """Formats of `agentrl store export`: an `agentrl.cli.run_formats.RunExport`."""
-    imports: Mapping[str, str] = field(default_factory=dict)
-    """Formats of `agentrl store import`: an `agentrl.cli.run_formats.RunImport`."""
     agent_interpreters: Mapping[str, str] = field(default_factory=dict)
     """How agents of another interpreter are called, by flag: functions `(config, folder) -> config`
     that make them agents of this one."""

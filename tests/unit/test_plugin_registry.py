@@ -126,6 +126,6 @@ def test_everything_that_agentrls_own_plugins_name_exists() -> None:
     for plugin in plugin_registry.installed_plugins().values():
         for command in plugin.commands.values():
             assert callable(imported(command.target))
-    for kind in ("servers", "task_sources", "run_checks", "run_preparations", "exports", "imports"):
+    for kind in ("servers", "task_sources", "run_checks", "run_preparations", "exports"):
         for name in hooks(kind):
             assert loaded_hook(kind, name) is not None

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrl.cli.databases import opened_store, served_uri, trained_run
-from agentrl.config.command_line import FlagGroup, Number, Steps
+from agentrl.config.command_line import FlagGroup, Steps
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import hooks, required_hook
@@ -201,8 +200,7 @@ async def stats(config: RootConfig, as_json: bool) -> int:
     "format_",
     type=click.Choice(["jsonl", "parquet", *hooks("exports")]),
     default="jsonl",
-    help="Documents (jsonl, parquet), conversations (chat JSONL, Hugging Face dataset), or "
-    "Harbor's trajectories (atif). [jsonl]",
+    help="Documents (jsonl, parquet) or conversations (chat JSONL, Hugging Face dataset). [jsonl]",
 )
 @click.option(
     "--all", "everything", is_flag=True, help="Include groups that no sampler has started."
@@ -218,8 +216,7 @@ async def export_run(
     """Write the run to files in FOLDER, which must not exist.
 
     The formats jsonl and parquet contain all documents, for `agentrl store import`; chat and
-    dataset contain the conversations with their scores, atif the attempts with their token ids and
-    logprobs, in one file per split.
+    dataset contain the conversations with their scores, in one file per split.
     """
     async with opened_store(config) as opened:
         if format_ not in ("jsonl", "parquet"):
@@ -263,23 +260,17 @@ async def export_run(
 
 @store.command("import")
 @click.argument("path", type=Path)
-@click.option("--score", type=Number(), help="Score of trajectories that have none.")
 @_json_option
-async def import_run(config: RootConfig, path: Path, score: float | None, as_json: bool) -> int:
+async def import_run(config: RootConfig, path: Path, as_json: bool) -> int:
     """Import an export into an empty database, named by --run_name.
 
-    PATH is a folder written by `agentrl store export` (jsonl or parquet) or --archive_dir, or trajectories of Harbor
-    (ATIF): a .json or .jsonl file, or a folder of them. Each trajectory becomes a record.
+    PATH is a folder written by `agentrl store export` (jsonl or parquet) or --archive_dir.
     """
     from agentrl.store import TrajectoryStore
     from agentrl.store.repositories.transfer import export_folders, read_manifests
 
     if not export_folders(path):
-        return await _import_others(config, path, score, as_json)
-    if score is not None:
-        raise ConfigError(
-            f"--score applies to trajectories; {path} is an export with its own scores"
-        )
+        raise ConfigError(f"{path} is no export of `agentrl store export`")
     parts = read_manifests(path)  # before a database is created for it
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
@@ -292,21 +283,6 @@ async def import_run(config: RootConfig, path: Path, score: float | None, as_jso
                 {"database": opened.database_name, "num_documents": total, "run": manifest.run},
                 as_json,
             )
-    return 0
-
-
-async def _import_others(config: RootConfig, path: Path, score: float | None, as_json: bool) -> int:
-    from agentrl.cli.run_formats import import_of
-    from agentrl.store import TrajectoryStore
-
-    if score is not None and not math.isfinite(score):
-        raise ConfigError(f"--score {score}: a score must be a finite number")
-    found = import_of(path)
-    with served_uri(config, create=True) as uri:
-        async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
-            text, counts = await found.read(opened, path, score)
-            await opened.audit.add("import", {"file": path.name, **counts})
-            _report(text, {"database": opened.database_name, **counts}, as_json)
     return 0
 
 

@@ -67,9 +67,7 @@ SFT = Plugin(
     exports={
         "chat": "agentrl.plugins.sft.demonstration_formats:export_chat",
         "dataset": "agentrl.plugins.sft.demonstration_formats:export_dataset",
-        "atif": "agentrl.plugins.sft.demonstration_formats:export_atif",
     },
-    imports={"atif": "agentrl.plugins.sft.demonstration_formats:ATIF_IMPORT"},
 )
 
 TOOL_ENVIRONMENTS = Plugin(

@@ -41,22 +41,13 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert "214 tokens" in call("stats")
     assert f"documents of run '{name}' in copy" in call("export", "copy")
     assert "already exists" in call("export", "copy", code=2)
-    assert "'csv' is not one of 'jsonl', 'parquet', 'chat', 'dataset', 'atif'" in call(
+    assert "'csv' is not one of 'jsonl', 'parquet', 'chat', 'dataset'" in call(
         "export", "x", "--format", "csv", code=2
     )
     assert "conversations in talks: 2 of train" in call("export", "talks", "--format", "chat")
     copy = f"{name}_copy"
-    assert "trajectories in paths: 2 of train" in call("export", "paths", "--format", "atif")
-    assert "nowhere: No such file" in call("import", "nowhere", run=copy, code=2)
-    other = f"{name}_paths"
-    told = call("import", "paths", run=other)
-    assert "2 records of 1 task in " in told
-    assert "2 of 2 turns have token ids" in told
-    assert "--score applies to trajectories" in call(
-        "import", "copy", "--score", "1", run=copy, code=2
-    )
-    assert "nan is not a number" in call("import", "paths", "--score", "nan", run=other, code=2)
-    call("drop", "--yes", run=other)
+    assert "nowhere is no export of" in call("import", "nowhere", run=copy, code=2)
+    assert "talks is no export of" in call("import", "talks", run=copy, code=2)
     assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
     assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214
     question = call("drop", run=copy, code=2)

@@ -17,11 +17,6 @@ from agentrl.config.user_code import load_user_module
 from agentrl.datasets.entries import BadEntry, folder_of, read_entries
 from agentrl.datasets.question import image_address
 from agentrl.errors import DatasetError, RenderError
-from agentrl.plugins.sft.demonstrations.atif_documents import (
-    checked_trajectory,
-    is_trajectory,
-    messages_of,
-)
 from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
@@ -47,8 +42,6 @@ class Demonstration:
 
 def read_demonstrations(path: Path) -> Iterator[Demonstration]:
     """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`.
-
-    A line may be a trajectory in Harbor's format; only its first context is read.
 
     Args:
         path: a source that `read_entries` accepts, or a Python file whose `demonstrations()` yields
@@ -199,13 +192,6 @@ def _first_refusal(
 def _demonstration(entry: Any, where: str, folder: Path | None) -> Demonstration:
     if isinstance(entry, BadEntry):
         raise entry
-    if is_trajectory(entry):
-        trajectory = checked_trajectory(entry)
-        entry = {
-            "id": trajectory.trajectory_id,
-            "messages": list(messages_of(trajectory)),
-            "tools": list(trajectory.agent.tool_definitions or ()),
-        }
     given = _parsed(entry, "messages") if isinstance(entry, dict) else None
     if not isinstance(given, list):
         raise BadEntry('expected an object with a list "messages"')
