@@ -3,10 +3,9 @@
 The environment offers what Hugging Face chat templates expect (a sandbox, `tojson` without HTML
 escapes, `raise_exception`, `strftime_now`, loop controls, `generation` blocks). Templates come from
 the hub and are untrusted: they run in Jinja's immutable sandbox, see only plain JSON values, and
-have limits of time and memory (`template_limits`).
+their own length and that of their text are limited.
 """
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,10 +13,15 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import ext, meta, nodes, parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError, RenderError
-from agentrl.renderers.template_limits import BoundedEnvironment, limited_rendering, written_size
 from agentrl.schema import Message
+
+MAX_SOURCE_CHARS = 1 << 20
+"""Length of a template."""
+MAX_TEXT_CHARS = 1 << 26
+"""Length of a rendered conversation."""
 
 
 class _GenerationBlock(ext.Extension):
@@ -55,11 +59,11 @@ def _tojson(
     )
 
 
-def _environment() -> BoundedEnvironment:
-    environment = BoundedEnvironment(
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, ext.loopcontrols]
     )
-    environment.add_filters({"tojson": _tojson})
+    environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -77,17 +81,17 @@ class ChatTemplate:
                 `enable_thinking`, ...).
 
         Raises:
-            ConfigError: the source is not a valid template.
+            ConfigError: the source is not a valid template, or too long.
         """
+        if len(source) > MAX_SOURCE_CHARS:
+            raise ConfigError(f"the chat template has more than {MAX_SOURCE_CHARS:,} characters")
         try:
-            with limited_rendering():
-                self._template = _environment().from_string(source)
+            self._template = _environment().from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
         self.source = source
         """The template's source, unchanged."""
         self._variables = dict(variables)
-        self._measured: tuple[list[Mapping[str, Any]], list[int]] = ([], [])
 
     def variables(self) -> frozenset[str]:
         """Return the names of the variables that the template reads."""
@@ -103,32 +107,30 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Raises:
-            RenderError: the template refuses the conversation, or exceeds its limits.
+            RenderError: the template refuses the conversation, or writes too much.
         """
+        parts, num_left = list[str](), MAX_TEXT_CHARS
         try:
-            with limited_rendering(self._sizes(list(tools))):
-                return self._template.render(
-                    **self._variables,
-                    messages=list(messages),
-                    tools=list(tools) or None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                )
+            for part in self._template.generate(
+                **self._variables,
+                messages=list(messages),
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            ):
+                parts.append(part)
+                num_left -= len(part)
+                if num_left < 0:
+                    raise ValueError(f"it writes more than {MAX_TEXT_CHARS:,} characters")
+            return "".join(parts)
         except (
             jinja2.TemplateError,
             ArithmeticError,
             AttributeError,
             LookupError,
+            MemoryError,
             RecursionError,
             TypeError,
             ValueError,
         ) as error:
             raise RenderError(f"the chat template refuses the conversation: {error}") from error
-
-    def _sizes(self, tools: list[Mapping[str, Any]]) -> dict[int, int]:
-        """Return the sizes of tools by id; cached, because prompts rarely change the tools."""
-        known, sizes = self._measured
-        if known != tools:
-            sizes = list(map(written_size, tools))
-            self._measured = copy.deepcopy(tools), sizes
-        return dict(zip(map(id, tools), sizes, strict=True))
