@@ -441,12 +441,9 @@ async def run_chaos(
         await chaos.settle(settle_seconds)
         for member in chaos.members.values():
             member.kill()
-        async with TrajectoryStore.connect(chaos.uri_of("archive")) as archive:
-            if (folder / "archive").exists():
-                await archive.transfer.import_run(folder / "archive")
-            verdict = await judge(
-                chaos.store, folder, archive, max_staleness=MAX_STALENESS, retain_steps=RETAIN_STEPS
-            )
+        verdict = await judge(
+            chaos.store, folder, max_staleness=MAX_STALENESS, retain_steps=RETAIN_STEPS
+        )
         return Outcome(
             seed=seed,
             restarts=dict(chaos.restarts),
@@ -556,7 +553,6 @@ def _members(
         "max_steps": 1_000_000,
         "max_staleness": MAX_STALENESS,
         "retain_steps": RETAIN_STEPS,
-        "archive_dir": folder / "archive",
         "trainer_threads": 1,
         "trainer_lease_seconds": LEASE_SECONDS,
         "torch_dtype": "float32",

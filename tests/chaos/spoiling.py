@@ -92,7 +92,7 @@ def _differing(first: Path, second: Path) -> list[str]:
 def _comparable(folder: Path, name: str) -> list[Facts]:
     """Return documents without what an import may change: names, marks, and leases in the future."""
     found = []
-    for document in read_documents(folder / f"{name}.jsonl", "jsonl"):
+    for document in read_documents(folder / f"{name}.jsonl"):
         given = {k: v for k, v in document.items() if k not in ("heartbeat_at", "lease")}
         if name == "runs":
             given = {k: v for k, v in given.items() if k not in _OWN_TO_A_COPY}

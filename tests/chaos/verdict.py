@@ -37,9 +37,8 @@ class Verdict:
     """Everything but the figures on the work done has to be 0."""
 
     lost_turns: int = 0
-    """Turns whose storage was acknowledged and that are gone, changed or out of their record, those of
-    expired records that are missing or changed in the archive, and turns of scored records without
-    the results of their tool calls."""
+    """Turns whose storage was acknowledged and that are gone, changed or out of their record, unless
+    it has expired, and turns of scored records without the results of their tool calls."""
     double_trained: int = 0
     """Records in more optimizer steps of the final weights than allowed, or than the ledger says."""
     skipped: int = 0
@@ -60,7 +59,7 @@ class Verdict:
     changed or is missing, or whose turns before the branch are not those of a scored parent."""
     expired_early: int = 0
     """Records that expired before a trainer had consumed them, with a step that was to be kept, or
-    only in part."""
+    only in part, and expired ones that still have turns."""
     wrong_resumes: int = 0
     """Starts of the trainer that took another checkpoint than the newest intact one, or did not keep
     the damaged one."""
@@ -75,7 +74,7 @@ class Verdict:
     lost_scores: int = 0
     """Records that the trainer dropped because nobody scored them, although their scorer never fails."""
     num_expired: int = 0
-    """Turns that were acknowledged, expired and are in the archive."""
+    """Turns that were acknowledged and have expired."""
     num_branches: int = 0
     num_groups: int = 0
     num_turns: int = 0
@@ -97,7 +96,6 @@ class Verdict:
 async def judge(
     store: TrajectoryStore,
     folder: Path,
-    archive: TrajectoryStore,
     *,
     max_staleness: int,
     retain_steps: int,
@@ -107,7 +105,6 @@ async def judge(
     Args:
         store: of the run.
         folder: holds the journals and the trainer's output.
-        archive: holds what has expired.
         max_staleness: of the trainer.
         retain_steps: of the trainer.
     """
@@ -115,10 +112,10 @@ async def judge(
     events = list(read_journal(folder / "samplers.jsonl"))
     trained = list(read_journal(folder / "trainer.jsonl"))
     faults = list(read_journal(folder / "faults.jsonl"))
-    await _check_turns(store, archive, [e for e in events if e["kind"] == "turn"], verdict)
+    await _check_turns(store, [e for e in events if e["kind"] == "turn"], verdict)
     _check_fencing(events, verdict)
     await _check_groups(store, verdict)
-    await _check_branches(store, archive, events, verdict)
+    await _check_branches(store, events, verdict)
     steps = effective_steps(trained)
     await _check_expiry(store, max(steps, default=0) - retain_steps, verdict)
     await _check_ledger(store, steps, verdict)
@@ -130,27 +127,25 @@ async def judge(
     return verdict
 
 
-async def _check_turns(
-    store: TrajectoryStore, archive: TrajectoryStore, turns: list[Event], verdict: Verdict
-) -> None:
+async def _check_turns(store: TrajectoryStore, turns: list[Event], verdict: Verdict) -> None:
     by_record: defaultdict[str, list[Event]] = defaultdict(list)
     for event in turns:
         by_record[event["record"]].append(event)
     verdict.num_turns = len(turns)
     expired = {one.id async for one in store.records.find() if one.expired_at is not None}
     for record_id, noted in by_record.items():
-        source = archive if record_id in expired else store
+        if record_id in expired:
+            verdict.num_expired += len(noted)
+            continue
         attempts = {event["attempt"] for event in noted}
         found = {
             turn.id: digest(turn)
             for attempt in attempts
-            for turn in await _turns(source.turns.of_record(record_id, attempt))
+            for turn in await _turns(store.turns.of_record(record_id, attempt))
         }
         for event in noted:
             if found.get(event["id"]) != event["digest"]:
                 verdict.find("lost_turns", event["id"])
-            else:
-                verdict.num_expired += record_id in expired
 
 
 async def _turns(reading: Awaitable[list[DispatchedSamplingTask]]) -> list[DispatchedSamplingTask]:
@@ -197,9 +192,7 @@ async def _check_groups(store: TrajectoryStore, verdict: Verdict) -> None:
                 verdict.find("fencing_violations", f"{record.id}: attempts {fences}")
 
 
-async def _check_branches(
-    store: TrajectoryStore, archive: TrajectoryStore, events: list[Event], verdict: Verdict
-) -> None:
+async def _check_branches(store: TrajectoryStore, events: list[Event], verdict: Verdict) -> None:
     chosen: defaultdict[str, set[str]] = defaultdict(set)
     first_claim: dict[str, float] = {}
     last_write: defaultdict[str, float] = defaultdict(float)
@@ -223,12 +216,11 @@ async def _check_branches(
         kept = record.no_branch if record.branch is None else record.branch.model_dump_json()
         if record.status == "scored" and (not kept or chosen[record.id] - {kept}):
             verdict.find("broken_branches", f"{record.id}: {kept!r}, chosen {chosen[record.id]}")
-        if record.branch is not None and record.status == "scored":
+        if record.branch is not None and record.status == "scored" and record.expired_at is None:
             point = record.branch
             parent = records[point.record_id]
-            turns = (store if record.expired_at is None else archive).turns  # of the whole group
-            own = await _turns(turns.get_many(record.turns))
-            theirs = await _turns(turns.of_record(parent.id, point.attempt))
+            own = await _turns(store.turns.get_many(record.turns))
+            theirs = await _turns(store.turns.of_record(parent.id, point.attempt))
             copied = [digest(turn) for turn in own[: point.turn]]
             if (
                 (parent.status, parent.attempt) != ("scored", point.attempt)

@@ -154,24 +154,18 @@ async def begin_a_round_early(store: TrajectoryStore, samplers: Journal, _: Jour
 TAKING_ONE_DROPPED = (pass_one_over, call_a_dropped_one_trained, drop_one_without_a_score)
 
 
-async def expire_one(store: TrajectoryStore, samplers: Journal, *_: Journal) -> None:
-    await store.retention.expire(["train/0/q1"], samplers.path.parent / "archive")
+async def expire_one(store: TrajectoryStore, *_: Journal) -> None:
+    await store.retention.expire(["train/0/q1"])
 
 
-async def expire_one_without_an_archive(store: TrajectoryStore, *_: Journal) -> None:
-    await store.retention.expire(["train/0/q1"], None)
-
-
-async def expire_one_that_was_not_consumed(
-    store: TrajectoryStore, samplers: Journal, *_: Journal
-) -> None:
-    await expire_one(store, samplers)
+async def expire_one_that_was_not_consumed(store: TrajectoryStore, *_: Journal) -> None:
+    await expire_one(store)
     reserved = {"ledger.trainer.status": "reserved"}
     await store.database["record_data"].update_one({"_id": "train/0/q1/0"}, {"$set": reserved})
 
 
-async def expire_one_of_a_late_step(store: TrajectoryStore, samplers: Journal, *_: Journal) -> None:
-    await expire_one(store, samplers)
+async def expire_one_of_a_late_step(store: TrajectoryStore, *_: Journal) -> None:
+    await expire_one(store)
     late = {"ledger.trainer.step": 2}
     await store.database["record_data"].update_one({"_id": "train/0/q1/0"}, {"$set": late})
 
@@ -197,7 +191,6 @@ async def expire_one_of_a_late_step(store: TrajectoryStore, samplers: Journal, *
         (begin_a_round_early, "broken_branches"),
         (drop_one_without_a_score, "lost_scores"),
         (expire_one, None),
-        (expire_one_without_an_archive, "lost_turns"),
         (expire_one_that_was_not_consumed, "double_trained expired_early"),
         (expire_one_of_a_late_step, "expired_early"),
     ],
@@ -208,8 +201,8 @@ async def test_the_judge_finds_whatever_went_wrong(
     verdict = await judged(store, tmp_path, spoil)
     assert [name for name in MUST_BE_ZERO if getattr(verdict, name)] == (kind or "").split()
     assert verdict.dropped["stale"] == (1 if spoil in TAKING_ONE_DROPPED else 2)
-    is_archived = spoil is expire_one or "expired_early" in (kind or "")
-    assert verdict.num_expired == (2 if is_archived else 0)
+    is_expired = spoil is expire_one or "expired_early" in (kind or "")
+    assert verdict.num_expired == (2 if is_expired else 0)
 
 
 async def judged(store: TrajectoryStore, tmp_path: Path, spoil: Spoil) -> Verdict:
@@ -229,13 +222,7 @@ async def judged(store: TrajectoryStore, tmp_path: Path, spoil: Spoil) -> Verdic
     trainer.write("step", step=1, records=ids[:4])
     await spoil(store, samplers, trainer)
     trainer.write("step", step=3, records=[])
-    archive = TrajectoryStore.from_client(store.database.client, f"{store.database_name}_archive")
-    if (tmp_path / "archive").exists():
-        await archive.transfer.import_run(tmp_path / "archive")
-    try:
-        return await judge(store, tmp_path, archive, max_staleness=4, retain_steps=2)
-    finally:
-        await store.database.client.drop_database(archive.database_name)
+    return await judge(store, tmp_path, max_staleness=4, retain_steps=2)
 
 
 def fault(kind: str, **facts: Any) -> dict[str, Any]:

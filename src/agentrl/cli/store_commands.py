@@ -198,9 +198,9 @@ async def stats(config: RootConfig, as_json: bool) -> int:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["jsonl", "parquet", *hooks("exports")]),
+    type=click.Choice(["jsonl", *hooks("exports")]),
     default="jsonl",
-    help="Documents (jsonl, parquet) or conversations (chat JSONL, Hugging Face dataset). [jsonl]",
+    help="Documents (jsonl) or conversations (chat). [jsonl]",
 )
 @click.option(
     "--all", "everything", is_flag=True, help="Include groups that no sampler has started."
@@ -215,11 +215,11 @@ async def export_run(
 ) -> int:
     """Write the run to files in FOLDER, which must not exist.
 
-    The formats jsonl and parquet contain all documents, for `agentrl store import`; chat and
-    dataset contain the conversations with their scores, in one file per split.
+    The format jsonl contains all documents, for `agentrl store import`; chat contains the
+    conversations with their scores, in one file per split.
     """
     async with opened_store(config) as opened:
-        if format_ not in ("jsonl", "parquet"):
+        if format_ != "jsonl":
             noun, counts = await required_hook("exports", format_, "format")(opened, folder)
             counts_text = (
                 ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
@@ -230,9 +230,7 @@ async def export_run(
                 as_json,
             )
             return 0
-        manifest = await opened.transfer.export_run(
-            folder, "parquet" if format_ == "parquet" else "jsonl", everything=everything
-        )
+        manifest = await opened.transfer.export_run(folder, everything=everything)
     total = sum(file.num_documents for file in manifest.files.values())
     left_out = manifest.num_left_out
     _report(
@@ -264,19 +262,16 @@ async def export_run(
 async def import_run(config: RootConfig, path: Path, as_json: bool) -> int:
     """Import an export into an empty database, named by --run_name.
 
-    PATH is a folder written by `agentrl store export` (jsonl or parquet) or --archive_dir.
+    PATH is a folder written by `agentrl store export` (jsonl).
     """
     from agentrl.store import TrajectoryStore
-    from agentrl.store.repositories.transfer import export_folders, read_manifests
+    from agentrl.store.repositories.transfer import read_manifest
 
-    if not export_folders(path):
-        raise ConfigError(f"{path} is no export of `agentrl store export`")
-    parts = read_manifests(path)  # before a database is created for it
+    written = read_manifest(path)  # before a database is created for it
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
             manifest = await opened.transfer.import_run(path)
-            files = [file for part in parts.values() for file in part.files.values()]
-            total = sum(file.num_documents for file in files)
+            total = sum(file.num_documents for file in written.files.values())
             await opened.audit.add("import", {"run": manifest.run, "num_documents": total})
             _report(
                 f"{total} documents of run {manifest.run!r} are in {opened.redacted_uri}",

@@ -64,10 +64,7 @@ SFT = Plugin(
         )
     },
     run_preparations={"warm_start": "agentrl.plugins.sft.warm_start:warm_start"},
-    exports={
-        "chat": "agentrl.plugins.sft.demonstration_formats:export_chat",
-        "dataset": "agentrl.plugins.sft.demonstration_formats:export_dataset",
-    },
+    exports={"chat": "agentrl.plugins.sft.demonstrations.conversations:export_chat"},
 )
 
 TOOL_ENVIRONMENTS = Plugin(

@@ -135,7 +135,7 @@ class Record(Value):
     started_at: datetime | None = None
     finished_at: datetime | None = None
     expired_at: datetime | None = None
-    """When its turns were removed (`--retain_steps`, `--retain_days`); None while they are stored."""
+    """When its turns were removed (`--retain_steps`); None while they are stored."""
 
     def score_of(self, scorer: str, version: str | None = None) -> Score | None:
         """Return this scorer's score; its newest one when no version is named."""

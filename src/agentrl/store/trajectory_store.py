@@ -235,7 +235,7 @@ class TrajectoryStore:
         """Removal of old turns while the run goes on."""
         from agentrl.store.repositories.retention import RetentionRepository  # noqa: PLC0415
 
-        return RetentionRepository(self._db, self.transfer, UnusedBlobs(self._db))
+        return RetentionRepository(self._db, UnusedBlobs(self._db))
 
     @functools.cached_property
     def transfer(self) -> "TransferRepository":
@@ -250,7 +250,6 @@ class TrajectoryStore:
 
         return TransferRepository(
             self._db,
-            self._blobs,
             prepare=prepare,
             tallies=[store.tallies for store in stores],
         )

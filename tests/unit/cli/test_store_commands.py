@@ -41,13 +41,11 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert "214 tokens" in call("stats")
     assert f"documents of run '{name}' in copy" in call("export", "copy")
     assert "already exists" in call("export", "copy", code=2)
-    assert "'csv' is not one of 'jsonl', 'parquet', 'chat', 'dataset'" in call(
-        "export", "x", "--format", "csv", code=2
-    )
+    assert "'csv' is not one of 'jsonl', 'chat'" in call("export", "x", "--format", "csv", code=2)
     assert "conversations in talks: 2 of train" in call("export", "talks", "--format", "chat")
     copy = f"{name}_copy"
-    assert "nowhere is no export of" in call("import", "nowhere", run=copy, code=2)
-    assert "talks is no export of" in call("import", "talks", run=copy, code=2)
+    assert "nowhere is not an export" in call("import", "nowhere", run=copy, code=2)
+    assert "talks is not an export" in call("import", "talks", run=copy, code=2)
     assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
     assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214
     question = call("drop", run=copy, code=2)

@@ -134,7 +134,6 @@ SGLANG = ("--inference_backend", "sglang")
         (["--tree_roots", "2"], "--tree_roots requires --rollouts tree"),
         (["--branch_rule", "value"], "--branch_rule value requires --rollouts tree"),
         (["--branch_depth", "3"], "--branch_depth requires --rollouts tree"),
-        (["--archive_dir", "x"], "--archive_dir keeps what expires, and nothing does"),
         (
             ["--rollouts", "tree", "--num_generations", "4", "--tree_roots", "4"],
             "--num_generations 4, --tree_roots 4 leave no rollout that could branch",

@@ -70,7 +70,7 @@ def test_any_exported_file_is_read_or_refused_in_one_line(
         path.write_bytes(content)
         problem = ""
         try:
-            for document in read_documents(path, "jsonl"):
+            for document in read_documents(path):
                 assert isinstance(document["_id"], str | int)
         except ConfigError as error:
             problem = str(error)

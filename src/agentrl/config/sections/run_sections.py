@@ -168,12 +168,6 @@ class StoreSection(ConfigSection):
     """Remove the turns of groups that were consumed more than this many steps before the newest
     checkpoint, while the run goes on. By default nothing is removed. What the oldest checkpoint
     still needs stays, and so do questions, records, scores and figures (see docs/store.md)."""
-    retain_days: float | None = Field(default=None, gt=0)
-    """The same for steps that ended more than this many days ago. With both flags, what either of
-    them keeps stays."""
-    archive_dir: Path | None = None
-    """Directory for the groups whose turns `retain_steps` or `retain_days` removes, as exports that
-    `agentrl store import` reads; none by default."""
 
 
 class DataSection(ConfigSection):

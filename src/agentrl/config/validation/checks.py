@@ -21,7 +21,6 @@ from agentrl.config.sections import (
     InferenceSection,
     ModelSection,
     RootConfig,
-    StoreSection,
     ToolsSection,
 )
 from agentrl.config.validation.algorithm_checks import (
@@ -175,7 +174,6 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from ipc_contradictions(config)
     yield from _address_problems(config.inference)
     yield from _key_contradictions(config.inference)
-    yield from _retention_contradictions(config.store)
     yield from _secrets_in_flags(config.tools)
     yield from _model_contradictions(config.model)
     yield from _compilation_contradictions(config)
@@ -311,14 +309,6 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
             yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
         if rollout.repetition_early_stop_times <= 0:
             yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
-
-
-def _retention_contradictions(store: StoreSection) -> Iterator[str]:
-    if store.archive_dir and store.retain_steps is None and store.retain_days is None:
-        yield (
-            "--archive_dir keeps what expires, and nothing does; give --retain_steps or "
-            "--retain_days"
-        )
 
 
 def _tree_contradictions(config: RootConfig) -> Iterator[str]:

@@ -12,7 +12,6 @@ EXTRAS = {
     "engine": "the embedded engine",
     "train": "the trainer",
     "data": "Parquet files and Hugging Face datasets",
-    "parquet": "`agentrl store export --format parquet`",
     "trl": "TRL's engine",
     "trackers": "--report_to",
 }

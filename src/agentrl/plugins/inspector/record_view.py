@@ -77,7 +77,7 @@ def _why_no_turns(detail: RecordDetail) -> str:
     expired_at = detail.record.expired_at
     if expired_at is None:
         return f"attempt {detail.attempt} has no turns"
-    return f"its turns expired on {expired_at:%Y-%m-%d} (--retain_steps, --retain_days)"
+    return f"its turns expired on {expired_at:%Y-%m-%d} (--retain_steps)"
 
 
 def _head(detail: RecordDetail) -> list[Text]:

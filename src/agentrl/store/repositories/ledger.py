@@ -365,13 +365,10 @@ class LedgerRepository(Repository):
     async def _check_kept(self, consumer: str, first: int, last: int) -> None:
         run = await self._db.runs.find_one({}, {"expired_step": 1})
         for step in range(first, min(last, (run or {}).get("expired_step", 0)) + 1):
-            # An imported archive holds those of steps that have expired in its run.
+            # A bundle holds those of steps that have expired in its run.
             of_step = {"consumer": consumer, "step": step}
             if await self._db.turn_training.find_one(of_step, {"_id": 1}) is None:
-                raise StoreError(
-                    f"the turns of step {step} have expired (--retain_steps, --retain_days); "
-                    "`agentrl store import` reads what --archive_dir kept of them"
-                )
+                raise StoreError(f"the turns of step {step} have expired (--retain_steps)")
 
     @operation("store the turn trainings of a step")
     async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:

@@ -1,7 +1,7 @@
 """Retention: the turns of old steps are removed in bounded batches while the run goes on.
 
-    steps ──> groups that they consumed ──(archive)──> marked `expired_at` ──> turns, their trainings
-                                                                               and blobs removed
+    steps ──> groups that they consumed ──> marked `expired_at` ──> turns, their trainings and blobs
+                                                                    removed
 
 What stays: questions, records with their scores and attempts, the ledger, and the figures of every
 step. Only whole groups expire, when the last step that used one of their records does. Every query is
@@ -11,14 +11,12 @@ answered by an index, so a pass costs the same in a run's last step as in its fi
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 
 from agentrl.schema.base import Value
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import shown
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
-from agentrl.store.repositories.transfer import TransferRepository
 from agentrl.store.repositories.unused_blobs import GRACE, UnusedBlobs
 
 RECORDS_AT_ONCE = 128
@@ -39,11 +37,8 @@ class ExpiringStep(Value):
 class RetentionRepository(Repository):
     """Removes the turns of groups that steps consumed, one step after the other."""
 
-    def __init__(
-        self, database: RunDatabase, transfer: TransferRepository, blobs: UnusedBlobs
-    ) -> None:
+    def __init__(self, database: RunDatabase, blobs: UnusedBlobs) -> None:
         super().__init__(database)
-        self._transfer = transfer
         self._blobs = blobs
 
     @operation("read which steps expired")
@@ -112,25 +107,19 @@ class RetentionRepository(Repository):
         return {fork["task_id"] async for fork in found}
 
     @operation("expire groups", repeatable=False)
-    async def expire(self, task_ids: Sequence[str], archive: Path | None) -> int:
+    async def expire(self, task_ids: Sequence[str]) -> int:
         """Remove the turns of groups, their trainings, and the blobs that nobody else uses.
 
         May be repeated after a crash.
 
         Args:
             task_ids: a batch of `of_step`.
-            archive: folder to create for an export of the groups, which is written first.
 
         Returns:
             The number of turns removed.
-
-        Raises:
-            WriteError: the archive could not be written; nothing was removed.
         """
         of_groups: Document = {"task_id": {"$in": list(task_ids)}}
         of_kept = {**of_groups, "expired_at": None}
-        if archive is not None and await self._db.record_data.find_one(of_kept, {"_id": 1}):
-            await self._transfer.export_run(archive, groups=task_ids)
         # The records first: whoever reads them from now on expects no turns.
         for collection in (self._db.record_data, self._db.records):
             await collection.update_many(of_kept, {"$currentDate": {"expired_at": True}})

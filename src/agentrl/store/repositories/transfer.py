@@ -11,7 +11,7 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,12 +28,10 @@ from agentrl.schema.image import stored_key
 from agentrl.store.collections.validators import STORED_MODELS
 from agentrl.store.database import FORKS_PREFIX, Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, from_document, task_from_document
-from agentrl.store.documents.export_files import ARRAYS, Format, Write, read_documents, writer
+from agentrl.store.documents.export_files import read_documents, write_documents
 from agentrl.store.documents.packed_turns import blob_key
-from agentrl.store.repositories.blobs import BlobRepository
 from agentrl.store.repositories.liveness import live_processes
 from agentrl.store.repositories.tallies import TallyRepository
-from agentrl.store.writes import insert_new
 
 COLLECTIONS = (
     "tasks",
@@ -61,6 +59,7 @@ _OF_RECORDS = frozenset({"turns", "turn_training"})
 _LONGEST_LEASE = timedelta(minutes=5)
 """From when on a lease of an export is not one that was taken just before."""
 MANIFEST = "manifest.json"
+FORMAT = "jsonl"
 BATCH_BYTES = 8 * 2**20
 
 
@@ -69,7 +68,7 @@ class Manifest(Value):
 
     run: str
     schema_version: int
-    format: Format
+    format: str
     files: dict[str, "ExportedFile"]
     """Counts by collection."""
     num_left_out: int = 0
@@ -96,7 +95,6 @@ class TransferRepository(Repository):
     def __init__(
         self,
         database: RunDatabase,
-        blobs: BlobRepository,
         *,
         prepare: Callable[[], Awaitable[None]],
         tallies: Sequence[TallyRepository],
@@ -105,12 +103,10 @@ class TransferRepository(Repository):
 
         Args:
             database: of the run.
-            blobs: values that turns refer to.
             prepare: creates validators and indexes, so that the server refuses what they exclude.
             tallies: of the run, and of its forks.
         """
         super().__init__(database)
-        self._blobs = blobs
         self._prepare = prepare
         self._tallies = tallies
 
@@ -118,7 +114,6 @@ class TransferRepository(Repository):
     async def export_run(
         self,
         folder: Path,
-        format_: Format = "jsonl",
         *,
         everything: bool = False,
         groups: Collection[str] | None = None,
@@ -131,12 +126,11 @@ class TransferRepository(Repository):
 
         Args:
             folder: the folder to create.
-            format_: format of the files.
             everything: include the groups that no sampler has started.
             groups: ids of the tasks to which the export is limited, with the documents they need.
 
         Raises:
-            ConfigError: the folder exists, or Parquet is requested without pyarrow.
+            ConfigError: the folder exists.
             StoreError: there is no run.
             WriteError: the folder cannot be written.
         """
@@ -145,10 +139,9 @@ class TransferRepository(Repository):
         run = await self._db.runs.find_one({}, {"schema_version": 1})
         if run is None:
             raise self._db.no_run()
-        writer(format_)
         was_active = await self._is_active()
         with atomic_directory(folder) as staging:
-            copy = functools.partial(self._write_files, staging, format_, groups, everything)
+            copy = functools.partial(self._write_files, staging, groups, everything)
             is_snapshot = True
             try:
                 async with await self._snapshot() as session:
@@ -164,7 +157,7 @@ class TransferRepository(Repository):
             manifest = Manifest(
                 run=run["_id"],
                 schema_version=run["schema_version"],
-                format=format_,
+                format=FORMAT,
                 files=files,
                 num_left_out=max(0, num_tasks - files["tasks"].num_documents),
                 was_active=was_active,
@@ -185,7 +178,6 @@ class TransferRepository(Repository):
     async def _write_files(
         self,
         folder: Path,
-        format_: Format,
         groups: Collection[str] | None,
         everything: bool,
         session: Any,
@@ -195,7 +187,7 @@ class TransferRepository(Repository):
         selection = _Selection(groups, started)
         return {
             name: await self._export_collection(
-                name, folder / f"{name}.{format_}", format_, selection, session
+                name, folder / f"{name}.{FORMAT}", selection, session
             )
             for name in COLLECTIONS
         }
@@ -210,7 +202,7 @@ class TransferRepository(Repository):
         return {group["_id"] for group in found}
 
     async def _export_collection(
-        self, name: str, path: Path, format_: Format, selection: "_Selection", session: Any
+        self, name: str, path: Path, selection: "_Selection", session: Any
     ) -> ExportedFile:
         num_documents, size = 0, 0
         batch: list[Document] = []
@@ -218,7 +210,7 @@ class TransferRepository(Repository):
         if name == "blobs" and wanted:
             wanted = await self._with_parts(wanted, session)
         found = self._db[name].find(wanted, session=session)
-        with writer(format_)(path, name) as write:
+        with path.open("w", encoding="utf-8") as file:
             async for document in found.sort("_id", 1) if wanted == {} else found:
                 if not selection.includes(name, document):
                     continue
@@ -226,9 +218,9 @@ class TransferRepository(Repository):
                 num_documents += 1
                 size += _size(document)
                 if size > BATCH_BYTES:
-                    await self._write(write, batch, format_)
+                    await asyncio.to_thread(write_documents, file, batch)
                     batch, size = [], 0
-            await self._write(write, batch, format_)
+            await asyncio.to_thread(write_documents, file, batch)
         digest = await asyncio.to_thread(_sha256, path)
         return ExportedFile(name=path.name, num_documents=num_documents, sha256=digest)
 
@@ -239,34 +231,26 @@ class TransferRepository(Repository):
         parts = [f"{one['_id']}/{n}" async for one in heads for n in range(one["num_parts"])]
         return {"_id": {"$in": [*wanted["_id"]["$in"], *parts]}}
 
-    async def _write(self, write: Write, batch: list[Document], format_: Format) -> None:
-        keys: set[str] = set()
-        if format_ == "parquet":
-            moved = (blob_key(document.get(name)) for document in batch for name in ARRAYS)
-            keys = {key for key in moved if key is not None}
-        await asyncio.to_thread(write, batch, await self._blobs.get(keys))
-
     @operation("import a run", repeatable=False)
     async def import_run(self, folder: Path) -> Manifest:
-        """Read an export, or all exports of an archive, into this database, which must be empty.
+        """Read an export into this database, which must be empty.
 
         The run takes the name of the database, and is marked as imported. Leases and heartbeats
         that no clock explains end now, since the run would count as active until then.
 
         Returns:
-            The manifest; of an archive, that of its newest export.
+            The manifest.
 
         Raises:
             ConfigError: the folder holds no complete export, or one of another release.
             StoreError: the database holds a run.
         """
-        parts = await asyncio.to_thread(read_manifests, folder)
-        for path, manifest in parts.items():
-            if manifest.schema_version > SCHEMA_VERSION:
-                raise ConfigError(
-                    f"{path} has schema version {manifest.schema_version}, and this AgentRL "
-                    f"supports {SCHEMA_VERSION}; use a newer release"
-                )
+        manifest = await asyncio.to_thread(read_manifest, folder)
+        if manifest.schema_version > SCHEMA_VERSION:
+            raise ConfigError(
+                f"{folder} has schema version {manifest.schema_version}, and this AgentRL "
+                f"supports {SCHEMA_VERSION}; use a newer release"
+            )
         for name in COLLECTIONS:
             if await self._db[name].find_one({}, {"_id": 1}) is not None:
                 raise StoreError(
@@ -276,7 +260,7 @@ class TransferRepository(Repository):
         try:
             await self._prepare()
             await self._clear_tallies()  # those of an empty run
-            await self._insert(parts)
+            await self._insert(folder, manifest)
             for tallies in self._tallies:
                 await tallies.prepare()
         except BaseException as error:  # a Ctrl-C too
@@ -284,7 +268,7 @@ class TransferRepository(Repository):
             if not isinstance(error, StoreError | OperationFailure | InvalidDocument):
                 raise
             raise ConfigError(f"{folder}: document rejected: {_rejection_reason(error)}") from error
-        return next(iter(parts.values()))
+        return manifest
 
     @operation("look for an unfinished import")
     async def is_unfinished(self) -> bool:
@@ -292,23 +276,19 @@ class TransferRepository(Repository):
         is_made = COLLECTIONS[0] in await self._db.collections()
         return is_made and await self._db.runs.find_one({}, {"_id": 1}) is None
 
-    async def _insert(self, parts: Mapping[Path, Manifest]) -> None:
+    async def _insert(self, folder: Path, manifest: Manifest) -> None:
         now = await self._db.server_time()
         for name in COLLECTIONS:
-            for folder, manifest in parts.items():
-                if name in manifest.files:
-                    await self._insert_file(name, folder, manifest, now, is_only=len(parts) == 1)
+            if name in manifest.files:
+                await self._insert_file(name, folder / manifest.files[name].name, now)
         policies = [one["_id"] async for one in self._db.policies.find({}, {"_id": 1})]
         own = {"imported_policies": policies, "turns_name_blobs": True}
         marked = await self._db.runs.update_one({}, {"$set": own})
         if marked.matched_count == 0:
-            raise ConfigError(f"{next(iter(parts))} holds no run")
+            raise ConfigError(f"{folder} holds no run")
 
-    async def _insert_file(
-        self, name: str, folder: Path, manifest: Manifest, now: datetime, *, is_only: bool
-    ) -> None:
-        found = read_documents(folder / manifest.files[name].name, manifest.format)
-        for batch in _batches(found):
+    async def _insert_file(self, name: str, path: Path, now: datetime) -> None:
+        for batch in _batches(read_documents(path)):
             if name == "runs":
                 batch = [{**one, "_id": self._db.name} for one in batch]
             if name.removeprefix(FORKS_PREFIX) == "turns":
@@ -316,10 +296,7 @@ class TransferRepository(Repository):
             for document in batch:
                 _check_document(name, document)
                 _end_leases(document, now)
-            if is_only:
-                await self._db[name].insert_many(batch)
-            else:  # the exports of an archive share blobs
-                await insert_new(self._db[name], batch)
+            await self._db[name].insert_many(batch)
 
     async def _restore(self, before: Collection[str]) -> None:
         """Make the database what it was before the import: these collections, without a run."""
@@ -432,44 +409,6 @@ def _blob_keys(value: Any) -> Iterator[str]:
             yield from _blob_keys(inner)
 
 
-def export_folders(folder: Path) -> list[Path]:
-    """Return the folder itself if it is an export, or the exports of an archive, newest first."""
-    if (folder / MANIFEST).exists():
-        return [folder]
-    return sorted((path.parent for path in folder.glob(f"*/{MANIFEST}")), reverse=True)
-
-
-def read_manifests(folder: Path) -> dict[Path, Manifest]:
-    """Return the manifest of an export, or those of an archive's exports by folder, newest first.
-
-    Raises:
-        ConfigError: there is none, a file is missing or was changed, or the exports are of several runs.
-    """
-    parts = {part: read_manifest(part) for part in export_folders(folder) or [folder]}
-    if len(parts) > 1:
-        _check_one_run(parts)
-    return parts
-
-
-def _check_one_run(parts: Mapping[Path, Manifest]) -> None:
-    """Refuse exports of several runs, or of several starts of one name: their ids are the same."""
-    (first, start), *others = ((path, _start_of(path, parts[path])) for path in parts)
-    for path, other in others:
-        if other != start:
-            raise ConfigError(
-                f"{first} is of run {start[0]!r}, begun {start[1]}, and {path.name} of {other[0]!r}, "
-                f"begun {other[1]}: move the exports of one run to a folder of their own"
-            )
-
-
-def _start_of(folder: Path, manifest: Manifest) -> tuple[str, str]:
-    """Return the name of an export's run, and when it was created."""
-    runs = manifest.files.get("runs")
-    found = read_documents(folder / runs.name, manifest.format) if runs is not None else ()
-    created = next((run.get("created_at") for run in found), None)
-    return manifest.run, f"{created:%Y-%m-%d %H:%M:%S.%f}" if created else "at an unknown time"
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of an export after checking that all its files are complete.
 
@@ -482,6 +421,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise ConfigError(f"{folder} is not an export: it has no {MANIFEST}") from None
     except ValueError as error:
         raise ConfigError(f"{folder / MANIFEST} cannot be read: {error}".split("\n")[0]) from None
+    if manifest.format != FORMAT:
+        raise ConfigError(
+            f"{folder} is an export in {manifest.format!r}, which this release does not read; use "
+            f"the one that wrote it, and `store export --format {FORMAT}`"
+        )
     unknown = sorted(manifest.files.keys() - set(COLLECTIONS))
     if unknown:
         raise ConfigError(f"{folder}: unknown collection {unknown[0]!r}")

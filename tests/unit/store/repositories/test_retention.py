@@ -1,6 +1,5 @@
 """Old turns are removed while the run goes on, and what may still be needed stays."""
 
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,29 +9,20 @@ from support.stored import claim, make_task, make_turn, play
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
-from agentrl.errors import ConfigError, StoreError
-from agentrl.schema import DBRecordData, Fork, Run
-from agentrl.schema.base import utc_now
+from agentrl.errors import StoreError
+from agentrl.schema import Fork, Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.documents.codec import Document, to_document
 from agentrl.store.documents.packed_turns import Blob
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.store.repositories.transfer import read_manifests
 from agentrl.store.repositories.unused_blobs import UnusedBlobs
 
 
-def documents_of(groups: Sequence[Sequence[DBRecordData]]) -> list[Document]:
-    """The stored form of groups and of their turns."""
-    members = [data for group in groups for data in group]
-    return [to_document(one) for data in members for one in (data, *data.turns)]
-
-
-async def expire(store: TrajectoryStore, step: int, archive: Path | None = None) -> int:
+async def expire(store: TrajectoryStore, step: int) -> int:
     expiring = await store.retention.of_step(step)
     assert expiring.waits_for == ""
     num_turns = 0
     for batch in expiring.batches:
-        num_turns += await store.retention.expire(batch, archive)
+        num_turns += await store.retention.expire(batch)
     await store.retention.finish_step(step)
     return num_turns
 
@@ -45,7 +35,8 @@ async def test_expired_turns_go_and_the_rest_of_the_run_stays(store: TrajectoryS
     tasks = await trained_run(store)
     records = await store.records.of_task(tasks[0])
     blobs = await stored_ids(store, "blobs")
-    assert await expire(store, 1) == 4
+    for num_turns in (4, 0):  # the trainer died before it noted the step, and repeats it
+        assert await expire(store, 1) == num_turns
     assert await store.retention.expired_step() == 1
     left = await stored_ids(store, "turns")
     assert not left & {turn for record in records for turn in record.turns}
@@ -102,49 +93,6 @@ async def test_a_group_stays_while_something_may_need_its_turns(store: Trajector
     assert (await store.retention.of_step(3)).waits_for == "trainer"  # no checkpoint holds it
     await store.trainer_leases.acquire("second", "host:2:b", 60)
     assert (await store.retention.of_step(5)).waits_for == "second"
-
-
-async def test_an_archive_is_imported_as_the_steps_were(
-    store: TrajectoryStore, mongod: EmbeddedMongo, tmp_path: Path
-) -> None:
-    await trained_run(store)
-    # Turns of earlier releases do not list their blobs; an import adds the list.
-    await store.database["turns"].update_many({}, {"$unset": {"blobs": ""}})
-    before = [await store.ledger.trained_groups("trainer", step) for step in (1, 2)]
-    for step in (1, 2):
-        for num_turns in (4, 0):  # the trainer died before it noted the step, and repeats it
-            assert await expire(store, step, tmp_path / f"{step:08d}-0001") == num_turns
-    async with TrajectoryStore.connect(mongod.uri(), f"{store.database_name}_copy") as copy:
-        await copy.transfer.import_run(tmp_path)
-        after = [await copy.ledger.trained_groups("trainer", step) for step in (1, 2)]
-        record = before[0][1][0][0]
-        detail = await copy.reports.record_detail(record.record_id)
-        named = await copy.database["turns"].distinct("index", {"blobs": {"$exists": True}})
-        assert named == [0]
-        await copy.drop_database()
-    for (old_trainings, old_groups), (trainings, groups) in zip(before, after, strict=True):
-        assert trainings == old_trainings
-        assert documents_of(groups) == documents_of(old_groups)
-    assert [turn.id for turn in detail.turns] == list(record.turn_ids)
-
-
-@pytest.mark.parametrize("again", [{"_id": "another"}, {"created_at": utc_now()}])
-async def test_an_archive_of_several_runs_is_not_imported(
-    store: TrajectoryStore, tmp_path: Path, again: Document
-) -> None:
-    await trained_run(store)
-    for step in (1, 2):
-        await expire(store, step, tmp_path / f"{step:08d}-0001")
-        # Step 2 is that of another run, or of another start under the same name.
-        run = await store.database["runs"].find_one_and_delete({})
-        assert run is not None
-        await store.database["runs"].insert_one({**run, **again})
-    with pytest.raises(
-        ConfigError, match=r"-0001 is of run .* move the exports of one run"
-    ) as said:
-        await store.transfer.import_run(tmp_path)
-    assert "\n" not in str(said.value)
-    assert len(read_manifests(tmp_path / "00000001-0001")) == 1
 
 
 async def test_a_resumed_trainer_drops_what_has_expired(store: TrajectoryStore) -> None:

@@ -1,6 +1,5 @@
 """How far retention goes: never beyond what a checkpoint, a flag or another training keeps."""
 
-import time
 from pathlib import Path
 
 from support.consumed import NUM_GROUPS, trained_run
@@ -46,16 +45,3 @@ async def test_records_that_may_be_trained_again_stay(
     again = once.model_copy(update={"algorithm": AlgorithmSection(max_trained_count=2)})
     assert await expire_due(store, again, rest_share=0) == 2 * TURNS_A_STEP
     assert await expire_due(store, once, rest_share=0) == 2 * TURNS_A_STEP
-
-
-async def test_days_are_those_since_the_end_of_a_step(
-    store: TrajectoryStore, tmp_path: Path
-) -> None:
-    await trained_run(store)
-    for step, days in ((1, 9.0), (2, 2.5), (3, 1.5), (4, 0.1)):
-        figures = {"step": step, "time": time.time() - 86_400 * days}
-        await store.figures.put_step("trainer", figures)
-    config = run_of(tmp_path, (4,), retain_days=2.0, archive_dir=tmp_path / "archive")
-    assert await expire_due(store, config, rest_share=0) == 2 * TURNS_A_STEP
-    parts = sorted(path.name for path in (tmp_path / "archive").iterdir())
-    assert parts == ["00000001-0001", "00000002-0001"]

@@ -1,17 +1,15 @@
-"""Conversations of a run as files: chat-format JSONL, or a Hugging Face dataset.
+"""Conversations of a run as files of JSON lines.
 
-Input: a store. Output: a folder with one file per split. The JSONL rows are readable by `agentrl
-sft` and by tools for OpenAI's fine-tuning format; the dataset has the same rows in Parquet, and a
-card.
+Input: a store. Output: a folder with one file per split. `agentrl sft` and tools for OpenAI's
+fine-tuning format read its rows.
 """
 
 import asyncio
-import importlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TextIO
 
 from agentrl.errors import ConfigError
 from agentrl.renderers.reply import Reply, parse_reply
@@ -22,56 +20,30 @@ from agentrl.schema import DispatchedSamplingTask, MCPTask, Message, Record, Tas
 from agentrl.schema.turn import CONTINUING
 from agentrl.store import TrajectoryStore
 
-ConversationFormat = Literal["chat", "dataset"]
-_BATCH_ROWS = 256
-_SCALARS = {
-    "id": "string",
-    "record": "string",
-    "task": "string",
-    "outcome": "string",
-    "answer": "string",
-    "reference": "string",
-    "score": "double",
-    "scorer": "string",
-    "min_version": "int64",
-    "max_version": "int64",
-    "tools": "string",
-}
-"""Columns of the dataset in addition to `messages`, with the Arrow names of their types."""
 
-
-async def export_conversations(
-    store: TrajectoryStore, folder: Path, format_: ConversationFormat
-) -> dict[str, int]:
-    """Write the conversations of all ended records; return how many each split has.
+async def export_chat(store: TrajectoryStore, folder: Path) -> tuple[str, dict[str, int]]:
+    """Write the conversations of all ended records; see `agentrl.cli.run_formats.RunExport`.
 
     Args:
         store: the run.
         folder: output folder, which must not exist.
-        format_: `chat` for JSONL, `dataset` for Parquet with a card.
 
     Raises:
-        ConfigError: the folder exists, or pyarrow is missing.
+        ConfigError: the folder exists.
         WriteError: the folder cannot be written.
     """
     if await asyncio.to_thread(folder.exists):
         raise ConfigError(f"{folder} already exists; choose a new folder")
-    open_writer: Callable[[Path, str], _JsonLines | _ParquetRows]
-    open_writer = _JsonLines if format_ == "chat" else _ParquetRows
     counts: dict[str, int] = {}
     with atomic_directory(folder) as staging, ExitStack() as stack:
-        writers: dict[str, _JsonLines | _ParquetRows] = {}
+        files: dict[str, TextIO] = {}
         async for split, row in _rows(store):
-            if split not in writers:
-                opened = open_writer(staging, split)
-                stack.callback(opened.close)
-                writers[split] = opened
-            writers[split].write(row)
+            if split not in files:
+                path = staging / f"{split}.jsonl"
+                files[split] = stack.enter_context(path.open("w", encoding="utf-8"))
+            files[split].write(json.dumps(row, ensure_ascii=False) + "\n")
             counts[split] = counts.get(split, 0) + 1
-        stack.close()
-        if format_ == "dataset":
-            (staging / "README.md").write_text(_card(store.database_name, counts), "utf-8")
-    return counts
+    return "conversations", counts
 
 
 async def _rows(store: TrajectoryStore) -> AsyncIterator[tuple[str, dict[str, Any]]]:
@@ -218,98 +190,3 @@ def _result(result: Any) -> Message:
 
 def _context(message: Message) -> Message:
     return {**message, "weight": 0} if message.get("role") == "assistant" else message
-
-
-class _JsonLines:
-    """Writes rows to `SPLIT.jsonl`."""
-
-    def __init__(self, folder: Path, split: str) -> None:
-        self._file = (folder / f"{split}.jsonl").open("w", encoding="utf-8")
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._file.close()
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row."""
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-class _ParquetRows:
-    """Writes rows to `data/SPLIT.parquet`; values that differ in type from row to row are JSON."""
-
-    def __init__(self, folder: Path, split: str) -> None:
-        try:
-            self._arrow = importlib.import_module("pyarrow")
-            parquet = importlib.import_module("pyarrow.parquet")
-        except ModuleNotFoundError:
-            raise ConfigError(
-                "a dataset needs pyarrow: pip install 'agentrl-mongo[parquet]'"
-            ) from None
-        (folder / "data").mkdir(exist_ok=True)
-        self._schema = _schema(self._arrow)
-        self._rows: list[dict[str, Any]] = []
-        path = folder / "data" / f"{split}.parquet"
-        self._file = parquet.ParquetWriter(path, self._schema, compression="zstd")
-
-    def close(self) -> None:
-        """Write the pending rows, and finish the file."""
-        self._flush()
-        self._file.close()
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row."""
-        texts = {
-            name: row.get(name) if isinstance(row.get(name), str | None) else _json(row[name])
-            for name in ("tools", "reference", "answer")
-        }
-        messages = [_plain(message) for message in row["messages"]]
-        self._rows.append({**row, **texts, "messages": messages})
-        if len(self._rows) >= _BATCH_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._rows:
-            self._file.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows = []
-
-
-def _schema(arrow: Any) -> Any:
-    text = arrow.string()
-    function = arrow.struct([("name", text), ("arguments", text)])
-    call = arrow.struct([("id", text), ("type", text), ("function", function)])
-    message = arrow.struct(
-        [
-            *((name, text) for name in ("role", "content", "reasoning_content")),
-            ("tool_calls", arrow.list_(call)),
-            ("tool_call_id", text),
-            ("name", text),
-            ("weight", arrow.int32()),
-        ]
-    )
-    scalars = [(name, arrow.type_for_alias(kind)) for name, kind in _SCALARS.items()]
-    return arrow.schema([("messages", arrow.list_(message)), *scalars])
-
-
-def _plain(message: Message) -> Message:
-    """Return a message whose content is text; parts of a list (images) become JSON."""
-    content = message.get("content")
-    return {**message, "content": content if isinstance(content, str | None) else _json(content)}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _card(run: str, counts: Mapping[str, int]) -> str:
-    """Return the dataset card, whose header lists the files of the splits."""
-    files = "".join(f"  - split: {name}\n    path: data/{name}.parquet\n" for name in counts)
-    rows = "".join(f"| {name} | {count} |\n" for name, count in counts.items())
-    return (
-        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- agentrl\n---\n\n"
-        f"# Conversations of the run {run}\n\n"
-        "Every row is one conversation of a rollout, with the tools that the model was shown, its "
-        "answer, the reference and the score. Assistant messages with `weight` 0 are context; another "
-        "row contains them as replies.\n\n"
-        f"| split | conversations |\n|---|---|\n{rows}"
-    )

@@ -10,9 +10,8 @@ from support.stored import TOOLS, fill, make_task
 
 from agentrl.errors import ConfigError
 from agentrl.plugins.sft.demonstrations.conversations import (
-    ConversationFormat,
     conversations_of,
-    export_conversations,
+    export_chat,
 )
 from agentrl.plugins.sft.demonstrations.demonstration import read_demonstrations
 from agentrl.schema import (
@@ -117,28 +116,20 @@ def test_a_reply_that_no_format_explains_stays_as_it_was_written(text: str, call
     assert conversation[0][-1] == {"role": "assistant", "content": text}
 
 
-@pytest.mark.parametrize("format_", ["chat", "dataset"])
 async def test_a_run_becomes_files_that_fine_tuning_reads(
-    store: TrajectoryStore, tmp_path: Path, format_: ConversationFormat
+    store: TrajectoryStore, tmp_path: Path
 ) -> None:
     await store.runs.create(Run(name=store.database_name))
     await fill(store, 2, num_turns=2)
     await store.tasks.add([make_task(9)])
     folder = tmp_path / "out"
-    assert await export_conversations(store, folder, format_) == {"train": 4}
+    assert await export_chat(store, folder) == ("conversations", {"train": 4})
     with pytest.raises(ConfigError, match="already exists"):
-        await export_conversations(store, folder, format_)
-    if format_ == "chat":
-        path = folder / "train.jsonl"
-        row = json.loads(path.read_text().splitlines()[0])
-        assert (row["id"], row["score"], row["outcome"]) == ("train/0/q0/0", 1.0, "answered")
-    else:
-        path = folder / "data/train.parquet"
-        datasets = pytest.importorskip("datasets")
-        loaded = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
-        assert loaded["train"].num_rows == 4
-        row = loaded["train"][0]
-        assert (row["reference"], row["min_version"]) == ("0", 0)
+        await export_chat(store, folder)
+    path = folder / "train.jsonl"
+    row = json.loads(path.read_text().splitlines()[0])
+    assert (row["id"], row["score"], row["outcome"]) == ("train/0/q0/0", 1.0, "answered")
+    assert (row["reference"], row["min_version"]) == (0, 0)
     assert [m["role"] for m in row["messages"]] == ["system", "user", "assistant", "assistant"]
     examples = list(read_demonstrations(path))
     assert len(examples) == 4
