@@ -241,7 +241,7 @@ class SimStore:
 
     def __post_init__(self) -> None:
         # Only servers die here: there are no leases, and nobody reports to the store but they.
-        self.clock = SimpleNamespace(now=utc_now, distrust=lambda: None)
+        self.clock = SimpleNamespace(now=utc_now)
         self.runs = SimpleNamespace(get=self._get_run, set_admission=self._set_admission)
         self.services = SimpleNamespace(
             all=self._services,

@@ -1,4 +1,4 @@
-"""The run's MongoDB under faults: a private mongod whose clock and disk can be spoilt, or a set of three.
+"""The run's MongoDB under faults: a private mongod whose disk can be spoilt, or a set of three.
 
 Both start and stop from the main thread, and are watched by the harness.
 """
@@ -15,7 +15,6 @@ from typing import Any
 
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
-from support.mongod_programs import FAKETIME, mongod_with_clock
 
 from agentrl.runtime.ports import ReservedPort
 from agentrl.runtime.processes.child_processes import end_with_parent
@@ -27,11 +26,9 @@ _NAME = "chaos"
 
 
 class SingleMongod:
-    """A private mongod: killed, run against a full disk, or given another time."""
+    """A private mongod: killed, or run against a full disk."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.clock = folder / "clock" if FAKETIME.exists() else None
-        """Says how far the clock is off; None where libfaketime is not installed."""
         self.disk = folder / "disk"
         self._mongo = EmbeddedMongo(self.disk / "mongo", port)
         self._folder = folder
@@ -46,13 +43,6 @@ class SingleMongod:
         """Return the connection string that leads through `port`."""
         uri = self._mongo.uri(database).replace(f":{self.port}/", f":{port}/")
         return uri.replace("replicaSet=rs0", "directConnection=true")
-
-    def prepare(self) -> None:
-        """Have it started under libfaketime, if that is there."""
-        if self.clock is None:
-            return
-        self.clock.write_text("+0")
-        os.environ["MONGOD_BINARY"] = str(mongod_with_clock(self._folder, self.clock))
 
     def start(self) -> None:
         """Start it, again on the same port and data."""
@@ -80,11 +70,6 @@ class SingleMongod:
         self._mongo.start()
         return True
 
-    def set_clock(self, seconds: int) -> None:
-        """Let its wall clock differ from the machine's."""
-        assert self.clock is not None
-        self.clock.write_text(f"{seconds:+d}")
-
     def fill_disk(self) -> None:
         """Leave no byte free."""
         with suppress(OSError), self._ballast.open("wb") as ballast:
@@ -105,18 +90,12 @@ def single_mongod(folder: Path, port: int) -> Iterator[SingleMongod]:
     is_mounted = can_mount() and _run(
         "mount", "-t", "tmpfs", "-o", f"size={DISK_MEGABYTES}m", "tmpfs", found.disk
     )
-    before = os.environ.get("MONGOD_BINARY")
     try:
-        found.prepare()
         found.start()
         yield found
     finally:
         with suppress(Exception):
             found.stop()
-        if before is None:
-            os.environ.pop("MONGOD_BINARY", None)
-        else:
-            os.environ["MONGOD_BINARY"] = before
         if is_mounted:
             _run("umount", "--lazy", found.disk)  # also where a process that died late still has it
 

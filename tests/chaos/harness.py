@@ -1,4 +1,4 @@
-"""A whole run under faults of every process, of the network, the clock and the disk.
+"""A whole run under faults of every process, of the network and the disk.
 
 Everything is real but what a model says: one of two engines answers by script, over real HTTP, and
 the other computes an untrained model. A killed process is started again, the mongod on the same data.
@@ -322,8 +322,6 @@ class Chaos:
             else:
                 self.mongo.lose(primary=strike.kind == "primary")
                 self.restarts[strike.kind] += 1
-        elif strike.kind == "clock":
-            self.mongo.set_clock(round(strike.seconds))
         elif strike.kind == "freeze":
             self.mongo.signal(signal.SIGSTOP)
             await asyncio.sleep(LEASE_SECONDS + 1)
@@ -461,8 +459,6 @@ def _not_playable(mongo: SingleMongod | ReplicaSet) -> dict[Kind, str]:
     skipped: dict[Kind, str] = {}
     if not can_mount():
         skipped["disk"] = "only root may mount a small file system"
-    if isinstance(mongo, SingleMongod) and mongo.clock is None:
-        skipped["clock"] = "libfaketime is not installed (apt-get install faketime)"
     return skipped
 
 

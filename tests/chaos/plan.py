@@ -16,7 +16,6 @@ Kind = Literal[
     "mongod",
     "freeze",
     "disk",
-    "clock",
     "network",
     "primary",
     "secondary",
@@ -46,7 +45,6 @@ EVERYTHING: Mapping[Kind, int] = {
     "mongod": 8,
     "freeze": 4,
     "disk": 4,
-    "clock": 7,
     "network": 18,
     "checkpoint": 6,
     "memory": 5,
@@ -83,7 +81,6 @@ STOPPED_UP_SECONDS = 6.0
 BAD_CONTROL_SECONDS = 7.0
 LITTLE_MEMORY_SECONDS = 4.0
 HOLE_SECONDS = (0.3, 6.0)
-HOUR = 3600
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Strike:
     victim: str
     """Name of a process or of a link."""
     seconds: float = 0.0
-    """How long a hole lasts, or how far the clock steps. For a process that is killed: how long it is
+    """How long a hole lasts. For a process that is killed: how long it is
     left alone after its start; a trainer that never gets through a step has nothing to lose."""
     how: str = ""
     """Which hole of the network, which damage, which control, or which signal."""
@@ -118,8 +115,6 @@ def _strike(kind: Kind, rng: random.Random, pause: float) -> Strike:
         return Strike(pause, kind, rng.choice(SAMPLERS))
     if kind == "trainer":
         return Strike(pause, kind, kind, rng.uniform(*TRAINER_UP_SECONDS))
-    if kind == "clock":
-        return Strike(pause, kind, "mongod", rng.choice([-1, 1]) * rng.choice([60, HOUR]))
     if kind == "network":
         how = "cut" if rng.random() < 0.5 else "silence"
         return Strike(pause, kind, rng.choice(LINKS), rng.uniform(*HOLE_SECONDS), how)

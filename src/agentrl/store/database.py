@@ -188,10 +188,7 @@ class RunDatabase:
         """Return the database server's time, by which all leases are measured."""
         hello = await self.handle.command("hello", codec_options=_AWARE)
         now: datetime = hello["localTime"]
-        # Identifies the process and the election that made it the primary. Behind several routers,
-        # any of them may reply, so a router's process is ignored.
-        process = None if "msg" in hello else hello.get("topologyVersion", {}).get("processId")
-        self.clock.note(now, (process, hello.get("electionId")))
+        self.clock.note(now)
         return now
 
     @asynccontextmanager

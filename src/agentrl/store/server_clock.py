@@ -1,9 +1,9 @@
-"""This process's estimate of the database server's clock, and detection of clock steps.
+"""The database server's clock as this process knows it, and whether it may judge leases by it.
 
 Leases expire by the server's clock, and holders renew every third of a lease. A lease that expired
-because the clock stepped, or because the server was away or accepted no writes, does not mean that
-its holder is dead. Therefore, after a step, a restart, an election, a gap in this process's own
-heartbeats or its first heartbeat, leases are judged only after every live holder had time to renew.
+while the server was away or accepted no writes does not mean that its holder is dead. Therefore,
+after a gap in this process's own heartbeats or its first heartbeat, leases are judged only after
+every live holder had time to renew.
 """
 
 import time
@@ -14,8 +14,6 @@ from agentrl.schema import task_of_record, utc_now
 
 _REMEMBERED = 8192
 _BEATS_REMEMBERED = 512
-STEP_SECONDS = 2.0
-"""Smaller differences between two readings are attributed to the network; leases outlast them."""
 
 
 class ServerClock:
@@ -23,17 +21,11 @@ class ServerClock:
 
     def __init__(self) -> None:
         self._read: tuple[datetime, float] | None = None
-        self._server: object = None
-        self._stepped_at = float("-inf")
         self._beats: deque[float] = deque(maxlen=_BEATS_REMEMBERED)
 
-    def note(self, server_time: datetime, server: object = None) -> None:
-        """Record a reading of the clock of the process `server`, taken just now."""
-        if self._read is not None:
-            step = abs(server_time - self.now())
-            if server != self._server or step > timedelta(seconds=STEP_SECONDS):
-                self._stepped_at = time.monotonic()
-        self._read, self._server = (server_time, time.monotonic()), server
+    def note(self, server_time: datetime) -> None:
+        """Record a reading of the clock, taken just now."""
+        self._read = server_time, time.monotonic()
 
     def now(self) -> datetime:
         """Return the server's time without a request; this host's time before the first reading."""
@@ -41,10 +33,6 @@ class ServerClock:
             return utc_now()
         server_time, read_at = self._read
         return server_time + timedelta(seconds=time.monotonic() - read_at)
-
-    def distrust(self) -> None:
-        """Treat the clock as if it had just stepped, because this process cannot tell."""
-        self._stepped_at = time.monotonic()
 
     def beat(self) -> None:
         """Note that the server has just acknowledged a heartbeat of this process.
@@ -55,13 +43,11 @@ class ServerClock:
         self._beats.append(time.monotonic())
 
     def is_settled(self, lease_seconds: float) -> bool:
-        """Return whether all live holders of such leases had time to renew since the last step."""
-        # One renewal may have coincided with the step; the next comes a third of a lease later.
-        now, renewal = time.monotonic(), lease_seconds * 3 / 4
-        if now - self._stepped_at <= renewal:
-            return False
+        """Return whether all live holders of such leases had time to renew since the last gap."""
         # When the server stops accepting writes, a live holder's lease has at least two thirds of
-        # its time left. It expires only in a gap that also lacks heartbeats of this process.
+        # its time left. It expires only in a gap that also lacks heartbeats of this process. One
+        # renewal may have coincided with its end; the next comes a third of a lease later.
+        now, renewal = time.monotonic(), lease_seconds * 3 / 4
         after = now
         for beat in reversed(self._beats):
             if after - beat > lease_seconds / 2:
@@ -104,27 +90,3 @@ class FreshLeases:
             now < until and task_of_record(record_id) == task_id
             for record_id, (_, until) in self._until.items()
         )
-
-
-class UnrenewedLeases:
-    """Leases that end later than a lease taken now would, with the time since their last change.
-
-    Such leases exist if the server's clock was set back after their renewal, or if their holders
-    take longer leases than this process. A lease that is not renewed has a dead holder.
-    """
-
-    def __init__(self) -> None:
-        self._since: dict[tuple[str, int, datetime], float] = {}
-
-    def dead(
-        self, leases: list[tuple[str, int, datetime]], lease_seconds: float
-    ) -> list[tuple[str, int, datetime]]:
-        """Return the leases unchanged for `lease_seconds`, and forget leases that are gone.
-
-        Args:
-            leases: record id, fencing token and expiry of all such leases now.
-            lease_seconds: how long a lease lasts without renewal.
-        """
-        now = time.monotonic()
-        self._since = {lease: self._since.get(lease, now) for lease in leases}
-        return [lease for lease, since in self._since.items() if now - since > lease_seconds]

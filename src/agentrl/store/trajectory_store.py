@@ -65,7 +65,7 @@ class TrajectoryStore:
 
     Attributes:
         database: the stored documents, for tools and tests that bypass the schema.
-        clock: the server's time, and its steps.
+        clock: the server's time.
         runs: the run itself: identity, controls, status, admission.
         trainer_leases: which process trains the run.
         schema: which releases may work on it.

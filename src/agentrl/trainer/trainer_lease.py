@@ -73,7 +73,6 @@ async def migrate_run(store: TrajectoryStore, *, lease_seconds: float) -> None:
 async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:
     owner = new_lease_owner()
     deadline = time.monotonic() + lease_seconds + _GRACE_SECONDS
-    first_seen: Lease | None = None
     is_logged = False
     while True:
         try:
@@ -81,16 +80,8 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
         except TrainerBusy as error:
             lease = await _lease(store, consumer)
             holder = lease.owner if lease is not None else None
-            first_seen = first_seen or lease
-            # Not renewed during the wait, yet not expired: the server's clock was set back
-            # meanwhile.
-            is_silent = time.monotonic() > deadline and lease == first_seen
-            if holder is not None and (is_dead(holder) or (is_silent and not is_alive(holder))):
-                logger.warning(
-                    "taking over from %s, which %s",
-                    holder,
-                    "has stopped renewing its lease" if is_silent else "is dead",
-                )
+            if holder is not None and is_dead(holder):
+                logger.warning("taking over from %s, which is dead", holder)
                 # The store lets an owner acquire its lease again, and an acquired one can be released.
                 await store.trainer_leases.acquire(consumer, holder, lease_seconds)
                 await store.trainer_leases.release(consumer)

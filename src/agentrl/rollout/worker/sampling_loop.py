@@ -157,8 +157,6 @@ class SamplingLoop:
             asyncio.create_task(self._every(min(self._times.report, lease / 6), self._report)),
             asyncio.create_task(self._every(lease / 3, self._reap)),
         ]
-        # This process cannot know whether the server's clock stepped just before it started.
-        self._context.store.clock.distrust()
         await self._guard(self._register)
         try:
             await self._claim_until(stop)

@@ -250,7 +250,5 @@ class SamplerRepository(Repository):
 def _alive(alive_within: float | None) -> Document:
     if alive_within is None:
         return {}
-    # In both directions: after the server's clock was set back, dead processes would otherwise
-    # count as alive for that long.
-    age = {"$abs": {"$subtract": ["$$NOW", "$heartbeat_at"]}}
+    age = {"$subtract": ["$$NOW", "$heartbeat_at"]}
     return {"$expr": {"$lte": [age, round(alive_within * 1000)]}}

@@ -49,7 +49,7 @@ class ScoreRepository(Repository):
             The Record under a new lease, and its Task; None when there is none.
         """
         now = await self._db.server_time()
-        # After a step of the clock, live scorers must renew first; a waiting Record has no holder.
+        # After an outage, live scorers must renew first; a waiting Record has no holder.
         is_settled = self._db.clock.is_settled(lease_seconds)
         unheld = {} if is_settled else {"lease.owner": ""}
         # The status stays `finished`: only the lease shows that a process is scoring the Record.

@@ -22,7 +22,6 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import chain, repeat
 from typing import TypeVar
 
@@ -57,11 +56,9 @@ from agentrl.store.documents.expressions import (
     attempt_failed,
     held,
     shown,
-    waiting_lease,
 )
 from agentrl.store.repositories.blobs import ImageRepository
 from agentrl.store.repositories.tallies import TallyRepository
-from agentrl.store.server_clock import STEP_SECONDS, UnrenewedLeases
 from agentrl.store.writes import insert_new, insert_until_taken, run_side_by_side
 
 T = TypeVar("T")
@@ -340,7 +337,6 @@ class GroupRepository(Repository):
     def __init__(self, database: RunDatabase, tallies: TallyRepository) -> None:
         super().__init__(database)
         self._tallies = tallies
-        self._unrenewed = UnrenewedLeases()
 
     async def complete(self, task_ids: Collection[str]) -> set[str]:
         """Complete the groups whose Records are all scored or failed; begin rounds of the others.
@@ -414,7 +410,6 @@ class GroupRepository(Repository):
             lease_seconds: how long the run's leases last without renewal.
         """
         num_expired = await self.reap_expired(max_attempts, lease_seconds)
-        num_expired += await self._reap_unrenewed(max_attempts, lease_seconds)
         num_groups_completed = await self._reap_open_groups()
         await self._tallies.seal()
         return ReapCounts(num_expired=num_expired, num_groups_completed=num_groups_completed)
@@ -425,7 +420,6 @@ class GroupRepository(Repository):
         Returns:
             The number of attempts that this call ended.
         """
-        # Leases are judged by the same reading of the clock that was checked for steps.
         now = await self._db.server_time()
         is_settled = self._db.clock.is_settled(lease_seconds)
         expired = self._db.records.find(
@@ -453,33 +447,6 @@ class GroupRepository(Repository):
             self._db.leases.forget(found["_id"])
             await self.complete({found["task_id"]})
         return result.modified_count
-
-    async def _reap_unrenewed(self, max_attempts: int, lease_seconds: float) -> int:
-        """Take back unrenewed leases that date from before the clock was set back."""
-        latest = self._db.clock.now() + timedelta(seconds=lease_seconds + STEP_SECONDS)
-        found = await (
-            self._db.records.find(
-                {
-                    "status": {"$in": ["running", "finished"]},
-                    "lease.expires_at": {"$gt": latest},
-                },
-                {"task_id": 1, "lease": 1, "status": 1},
-            )
-            .limit(REAP_BATCH)
-            .to_list()
-        )
-        leases = {(d["_id"], d["lease"]["fence"], d["lease"]["expires_at"]): d for d in found}
-        num_expired = 0
-        for lease in self._unrenewed.dead(list(leases), lease_seconds):
-            document = leases[lease]
-            if document["status"] == "running":
-                num_expired += await self._end_expired(document, max_attempts)
-            else:  # it waits for a scorer, or its scorer died
-                await self._db.records.update_one(
-                    {"_id": lease[0], "lease.fence": lease[1], "lease.expires_at": lease[2]},
-                    [{"$set": {"lease": waiting_lease(0)}}],
-                )
-        return num_expired
 
     async def _reap_open_groups(self) -> int:
         task_ids = await self._db.records.distinct(

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -227,19 +226,20 @@ async def test_an_expired_slot_is_claimed_again_and_parked_after_max_attempts(
     ]
 
 
-async def test_leases_are_judged_only_once_their_holders_renewed_behind_a_step_of_the_clock(
-    store: TrajectoryStore,
-) -> None:
+async def test_a_process_that_has_just_started_judges_no_lease(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(0)])
-    record = await claim(store, "elsewhere:1:0-a")
-    await expire(store, record.id)
-    store.clock.note(await store.database.server_time() + timedelta(hours=1))
+    running, finished = [await claim(store, f"elsewhere:{pid}:0-a") for pid in (1, 2)]
+    await store.records.finish(
+        finished.id, finished.fence, outcome="answered", final_answer="4", lease_seconds=60
+    )
+    for record in (running, finished):
+        await expire(store, record.id)
+    store.clock.beat()
     assert (await store.groups.reap(1, lease_seconds=60)).num_expired == 0
     assert await store.scores.claim("scorer", 60) is None
-    await store.records.renew([(record.id, record.fence)], 60)
-    assert (await store.groups.reap(1, lease_seconds=0)).num_expired == 0
-    await expire(store, record.id)
-    assert (await store.groups.reap(1, lease_seconds=0)).num_expired == 1
+    other = TrajectoryStore.from_client(store.database.client, store.database_name)
+    assert await other.scores.claim("scorer", 60) is not None
+    assert (await other.groups.reap(1, lease_seconds=60)).num_expired == 1
 
 
 async def test_a_renewed_lease_is_not_reaped(store: TrajectoryStore) -> None:
