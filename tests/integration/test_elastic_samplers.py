@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.demo_run import ROOT, config_path, database_uri, logs, run_command
-from support.other_release import PROGRAM as OTHER_RELEASE
 from support.patience import PATIENCE
 
-from agentrl.schema import SCHEMA_VERSION, Attempt, SamplerInfo
+from agentrl.schema import Attempt, SamplerInfo
 from agentrl.store import TrajectoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -67,44 +66,6 @@ async def test_a_third_sampler_joins_at_once_and_hands_its_slots_back_on_sigterm
             assert finished
             assert released
             assert len(finished) + len(released) == len(attempts)
-        output, _ = await run.communicate()
-        assert run.returncode == 0, output.decode() + logs(tmp_path)
-    finally:
-        if run.returncode is None:
-            run.send_signal(signal.SIGTERM)
-            await run.wait()
-
-
-async def test_samplers_are_upgraded_one_after_the_other_while_the_run_goes_on(
-    tmp_path: Path,
-) -> None:
-    def sampler(readable_since: int) -> tuple[str, ...]:
-        later = (str(SCHEMA_VERSION + 1), str(readable_since))
-        config = ("--config", str(config_path(tmp_path)))
-        return (sys.executable, str(OTHER_RELEASE), "99.0", *later, "sample", *config)
-
-    run = await asyncio.create_subprocess_exec(
-        *run_command(tmp_path, max_steps=12, num_generations=8),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        await wait_for_config(tmp_path)
-        upgraded = await asyncio.create_subprocess_exec(*sampler(SCHEMA_VERSION), cwd=ROOT)
-        refused = await asyncio.create_subprocess_exec(
-            *sampler(SCHEMA_VERSION + 1),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        async with TrajectoryStore.connect(database_uri(tmp_path)) as store:
-            info = await wait_for_sampler(store, upgraded.pid)
-            warning = (await store.reports.processes()).mixed_releases
-            assert f"99.0: sampler {info.id}" in warning
-            told, _ = await asyncio.wait_for(refused.communicate(), PATIENCE)
-            assert refused.returncode
-            assert b"start its trainer with this release first" in told
         output, _ = await run.communicate()
         assert run.returncode == 0, output.decode() + logs(tmp_path)
     finally:

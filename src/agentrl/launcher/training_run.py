@@ -55,7 +55,6 @@ from agentrl.runtime.processes.child_processes import Child
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.schema import ENDED_RUNS
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.trainer_lease import migrate_run
 
 Preparation = Callable[[Console, RootConfig, GpuMap], Coroutine[Any, Any, RootConfig | None]]
 """Work before the processes of a run start; returns the configuration to run with, or None if a
@@ -167,8 +166,6 @@ async def _opened_store(console: Console, cluster: LocalCluster) -> TrajectorySt
     if config.run.fresh:
         await check_name_is_free(config.run, store)
     await check_no_trainer(config, store)
-    await migrate_run(store, lease_seconds=config.trainer.trainer_lease_seconds)
-    await store.schema.check_joinable()
     check_owner(config, await store.runs.get())
     missing_note = await check_checkpoints(config, store)
     for note in (

@@ -166,8 +166,6 @@ class Run(Value):
 
     name: str
     schema_version: int = SCHEMA_VERSION
-    readable_since: int | None = None
-    """Oldest schema version whose processes may work on it; None: only `schema_version`."""
     owner: str = ""
     """Who trained it first, `user@host`; empty before, and for runs of earlier releases."""
     status: RunStatus = "created"

@@ -36,7 +36,6 @@ from agentrl.store.repositories.runs import (
     RunRepository,
     TrainerLeaseRepository,
 )
-from agentrl.store.repositories.schema_versions import SchemaRepository
 from agentrl.store.repositories.scores import ScoreRepository
 from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
@@ -68,7 +67,6 @@ class TrajectoryStore:
         clock: the server's time.
         runs: the run itself: identity, controls, status, admission.
         trainer_leases: which process trains the run.
-        schema: which releases may work on it.
         tasks: the questions, with the pending Records that belong to them.
         groups: completion of a Task when all its Records have ended, and repair after crashes.
         records: claiming, renewing, finishing and failing Records.
@@ -102,7 +100,6 @@ class TrajectoryStore:
         self.scores = ScoreRepository(database, self.tasks, fenced, self.tallies)
         self.runs = RunRepository(database)
         self.trainer_leases = TrainerLeaseRepository(database)
-        self.schema = SchemaRepository(database, self.trainer_leases)
         self.ledger = LedgerRepository(database, self.turns, self.trainer_leases)
         self.teaching = TeachingRepository(database, self.turns)
         self.figures = FigureRepository(database)
@@ -133,14 +130,14 @@ class TrajectoryStore:
 
         Raises:
             ConfigError: the URI is malformed, or names no database.
-            StoreError: no server responds, it refuses the login, or a later release wrote the
-                database.
+            StoreError: no server responds, it refuses the login, or a release of another schema
+                wrote the database.
         """
         async with connected(
             uri, database, server_selection_timeout, outage_seconds
         ) as run_database:
             store = cls(run_database)
-            await store.schema.check_readable()
+            await store.runs.check_schema()
             yield store
 
     @classmethod
@@ -171,13 +168,10 @@ class TrajectoryStore:
     async def ensure_schema(self) -> None:
         """Create or update the validators, indexes and views.
 
-        Those of a run of another schema are left to its trainer.
-
         Raises:
-            StoreError: this release may not work on the database.
+            StoreError: a release of another schema wrote the database.
         """
-        if not await self.schema.check_joinable():
-            return
+        await self.runs.check_schema()
         await ensure_validators(self._db)
         for collection, indexes in INDEXES.items():
             await self._db[collection].create_indexes(indexes)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from agentrl.errors import AgentRLError, LeaseLost, StoreError, TrainerBusy
 from agentrl.runtime.processes.process_identity import is_alive, is_dead, new_lease_owner
 from agentrl.schema import Lease
-from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
 
@@ -54,20 +54,6 @@ async def trainer_lease(
             await renewal
         with contextlib.suppress(AgentRLError):
             await store.trainer_leases.release(consumer)
-
-
-async def migrate_run(store: TrajectoryStore, *, lease_seconds: float) -> None:
-    """Give a run of an earlier schema this release's, if there are migrations, under its lease.
-
-    Raises:
-        StoreError: processes that cannot go on with the new schema work on the run.
-        TrainerBusy: its trainer is at work.
-    """
-    if not await store.schema.is_migratable():
-        return
-    async with trainer_lease(store, DEFAULT_CONSUMER, lease_seconds=lease_seconds):
-        await store.schema.migrate()
-        logger.info("migrated run %s to this release's schema", store.database_name)
 
 
 async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:

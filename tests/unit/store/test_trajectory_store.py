@@ -98,24 +98,23 @@ async def test_preparing_twice_and_together_is_harmless(mongo_uri: str) -> None:
         await store.drop_database()
 
 
-async def test_the_database_of_another_release_is_not_worked_on(store: TrajectoryStore) -> None:
-    await store.runs.create(Run(name="run", schema_version=1))
-    with pytest.raises(
-        StoreError,
-        match="schema version 1, and this AgentRL uses 2: it was written by an earlier release",
-    ):
-        await store.ensure_schema()
-
-
-async def test_the_database_of_a_later_release_is_not_even_opened(
-    store: TrajectoryStore, mongo_uri: str
+@pytest.mark.parametrize(("version", "release"), [(1, "an earlier"), (99, "a later")])
+async def test_the_database_of_another_schema_is_refused_by_name(
+    store: TrajectoryStore, mongo_uri: str, version: int, release: str
 ) -> None:
-    await store.runs.create(Run(name="run", schema_version=99))
-    with pytest.raises(
-        StoreError, match="it was written by a later release; use that release, or another --run"
-    ):
+    await store.runs.create(Run(name="run", schema_version=version))
+    refusal = (
+        rf"has schema version {version}, and this AgentRL uses 2: it was written by {release} "
+        "release; use that release, or another --run_name$"
+    )
+    with pytest.raises(StoreError, match=refusal):
+        await store.ensure_schema()
+    with pytest.raises(StoreError, match=refusal):
         async with TrajectoryStore.connect(mongo_uri, store.database_name):
             pass
+    await store.trainer_leases.acquire("trainer", "host:1:0-a", 60)
+    with pytest.raises(StoreError, match=rf"it was written by AgentRL \S+, {release} release"):
+        await store.ensure_schema()
 
 
 async def test_documents_that_do_not_fit_are_named(store: TrajectoryStore) -> None:

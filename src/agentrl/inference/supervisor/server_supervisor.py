@@ -61,7 +61,6 @@ async def run_server(config: RootConfig, uri: str) -> None:
     plans = _plans(config)
     logger.info("starting %d server(s) for run %s", len(plans), config.run.run_name)
     async with TrajectoryStore.connect(uri, database=config.run.run_name) as store:
-        await store.schema.check_joinable()
         supervisors = [
             ServerSupervisor(
                 store,

@@ -40,7 +40,6 @@ async def open_context(
         store = await stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
         )
-        await store.schema.check_joinable()
         shows_images = renderer.shows_images_of("tool") and config.rollout.max_images > 0
         tools = tools_of(config).model_copy(
             update={

@@ -10,7 +10,16 @@ from pymongo.errors import DuplicateKeyError
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
 from agentrl.runtime.package_version import package_version
-from agentrl.schema import ENDED_RUNS, ConfigChange, Control, Lease, Run, RunPhase, RunStatus
+from agentrl.schema import (
+    ENDED_RUNS,
+    SCHEMA_VERSION,
+    ConfigChange,
+    Control,
+    Lease,
+    Run,
+    RunPhase,
+    RunStatus,
+)
 from agentrl.schema.lost_versions import LostVersions
 from agentrl.store.collections.indexes import ledger_indexes
 from agentrl.store.database import Repository, RunDatabase, operation
@@ -49,6 +58,25 @@ class RunRepository(Repository):
                 "use another database or the same run name"
             )
         return from_document(Run, existing)
+
+    @operation("read the schema version")
+    async def check_schema(self) -> None:
+        """Check that the run, if there is one, has this release's schema.
+
+        Raises:
+            StoreError: another release wrote it.
+        """
+        run = await self._db.runs.find_one({}, {"schema_version": 1, "trainer_leases": 1})
+        version = SCHEMA_VERSION if run is None else run["schema_version"]
+        if run is None or version == SCHEMA_VERSION:
+            return
+        release = "a later release" if version > SCHEMA_VERSION else "an earlier release"
+        if name := run.get("trainer_leases", {}).get(DEFAULT_CONSUMER, {}).get("release"):
+            release = f"AgentRL {name}, {release}"
+        raise StoreError(
+            f"database {self._db.name!r} has schema version {version}, and this AgentRL uses "
+            f"{SCHEMA_VERSION}: it was written by {release}; use that release, or another --run_name"
+        )
 
     @operation("read the run")
     async def get(self) -> Run | None:
@@ -314,16 +342,6 @@ class TrainerLeaseRepository(Repository):
             LeaseLost: another trainer took the name over.
         """
         await self._set_as_trainer(DEFAULT_CONSUMER, {"trainer_has_device": has_device})
-
-    @operation("store the schema version")
-    async def set_schema(self, version: int, readable_since: int) -> None:
-        """Record which schema the documents have, as the main trainer.
-
-        Raises:
-            LeaseLost: another trainer took the run over.
-        """
-        schema = {"schema_version": version, "readable_since": readable_since}
-        await self._set_as_trainer(DEFAULT_CONSUMER, schema)
 
     @operation("read who has the device")
     async def holder_has_device(self) -> bool:

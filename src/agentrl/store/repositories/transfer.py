@@ -246,10 +246,10 @@ class TransferRepository(Repository):
             StoreError: the database holds a run.
         """
         manifest = await asyncio.to_thread(read_manifest, folder)
-        if manifest.schema_version > SCHEMA_VERSION:
+        if manifest.schema_version != SCHEMA_VERSION:
             raise ConfigError(
-                f"{folder} has schema version {manifest.schema_version}, and this AgentRL "
-                f"supports {SCHEMA_VERSION}; use a newer release"
+                f"{folder} has schema version {manifest.schema_version}, and this AgentRL uses "
+                f"{SCHEMA_VERSION}; use the release that wrote it"
             )
         for name in COLLECTIONS:
             if await self._db[name].find_one({}, {"_id": 1}) is not None:

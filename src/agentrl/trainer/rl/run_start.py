@@ -50,7 +50,7 @@ from agentrl.trainer.checkpoint import (
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.rl.old_steps import retain
 from agentrl.trainer.text_digests import text_digests
-from agentrl.trainer.trainer_lease import migrate_run, trainer_lease
+from agentrl.trainer.trainer_lease import trainer_lease
 from agentrl.trainer.training_session import (
     check_trainer_flags,
     start_weights,
@@ -204,7 +204,6 @@ async def _prepare(
                 f"--consumer {config.trainer.consumer}"
             )
         return checkpoint
-    await migrate_run(store, lease_seconds=config.trainer.trainer_lease_seconds)
     await store.ensure_schema()
     await store.runs.create(
         Run(

@@ -371,7 +371,7 @@ async def test_an_import_takes_data_of_a_run_from_its_folder_and_nothing_else(
         (folder / name).write_text(text)
     digest = hashlib.sha256(text.encode()).hexdigest()
     files = {"tasks": {"name": name, "num_documents": 1, "sha256": digest}}
-    manifest = {"run": "r", "schema_version": 1, "format": "jsonl", "files": files}
+    manifest = {"run": "r", "schema_version": 2, "format": "jsonl", "files": files}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ConfigError, match=message) as caught:
         await empty.transfer.import_run(folder)

@@ -199,3 +199,16 @@ async def test_sampling_shows_the_last_answers_the_longest_rollout_and_dropped_g
     assert found.longest.num_output_tokens > 0
     assert 0 <= found.longest.seconds < 60
     assert found.num_dropped == 1
+
+
+async def test_processes_of_different_releases_are_named(store: TrajectoryStore) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    await store.samplers.register(SamplerInfo(id="elsewhere:1:0-a", host="h", pid=1, release="1.0"))
+    service = InferenceService(
+        id="s", base_url="http://s", backend="embedded", model_path="m", release="1.0"
+    )
+    await store.services.register(service)
+    assert (await store.reports.processes()).mixed_releases == ""
+    await store.trainer_leases.acquire("trainer", "elsewhere:2:0-b", 60)
+    warning = (await store.reports.processes()).mixed_releases
+    assert "trainer elsewhere:2:0-b; 1.0: sampler elsewhere:1:0-a, inference server s" in warning
