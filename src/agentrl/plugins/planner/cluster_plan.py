@@ -36,8 +36,6 @@ class Workload:
     """Model calls per record."""
     tokens: int
     """Tokens of a finished record; half of them are sampled."""
-    gpu_hour_price: float | None = None
-    """Price of a GPU for an hour, in any currency."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,6 @@ class ClusterPlan:
                 "steps": self.config.trainer.max_steps,
                 "hours": self.run_hours,
                 "gpu_hours": self.gpu_hours,
-                "price": self.run_price,
             },
             "turns_per_second": self.turns_per_second,
             "mongod_cores": self._num_cores(MONGOD_MS),
@@ -166,10 +163,9 @@ class ClusterPlan:
         yield f"  publishing {self.publish_seconds:.1f} s ({_gb(self._published_bytes)})"
         load += f", {self._num_cores(MONGOD_MS):.2g} cores of mongod"
         yield f"  together {self.step_seconds:.0f} s, {self.turns_per_second:.1f} turns/s: {load}"
-        price = "" if self.run_price is None else f", {self.run_price:,.0f} at the given price"
         yield (
             f"--max_steps {self.config.trainer.max_steps}: {self.run_hours:,.1f} h, "
-            f"{self.gpu_hours:,.1f} GPU hours{price}"
+            f"{self.gpu_hours:,.1f} GPU hours"
         )
 
     @property
@@ -251,12 +247,6 @@ class ClusterPlan:
         """Hours that all GPUs of the run are reserved for."""
         gpus = (self.config.run.num_gpus or 0) * self.config.trainer.num_machines
         return self.run_hours * gpus
-
-    @property
-    def run_price(self) -> float | None:
-        """Price of these hours; None if no price is given."""
-        price = self.workload.gpu_hour_price
-        return None if price is None else self.gpu_hours * price
 
     @property
     def turns_per_second(self) -> float:

@@ -28,9 +28,6 @@ _POSITIVE = Number(0, min_open=True)
 @click.option(
     "--record_tokens", type=Count(), help="Tokens per record; half of the maximum by default."
 )
-@click.option(
-    "--gpu_hour_price", type=_POSITIVE, help="Price of a GPU for an hour; adds the run's price."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     config: RootConfig,
@@ -39,7 +36,6 @@ def plan(
     network_gb: float | None,
     turns: float,
     record_tokens: int | None,
-    gpu_hour_price: float | None,
     as_json: bool,
 ) -> int:
     """Estimate whether a run with these flags fits, what limits it, and which settings would fit.
@@ -73,8 +69,7 @@ def plan(
     config, _ = fitted_to_model(config, path, trains_on=device, samples_on=device)
     gpu_bytes = None if cluster.gpu is None else cluster.gpu.memory_mib << 20
     config, sharing = settled(typed, config, path, gpu_bytes)
-    workload = replace(usual_workload(config, turns, record_tokens), gpu_hour_price=gpu_hour_price)
-    found = plan_cluster(config, path, cluster, workload)
+    found = plan_cluster(config, path, cluster, usual_workload(config, turns, record_tokens))
     print(json.dumps(found.parts(), indent=2) if as_json else "\n".join([*sharing, *found.lines()]))
     return ConfigError.exit_status if found.problems else 0
 

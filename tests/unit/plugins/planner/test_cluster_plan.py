@@ -134,19 +134,17 @@ def test_times_follow_from_shapes_and_rates(imagined: Imagined) -> None:
     assert found.turns_per_second == pytest.approx(64 * 4 / found.step_seconds)
 
 
-def test_a_run_has_a_price(imagined: Imagined) -> None:
+def test_a_run_has_gpu_hours(imagined: Imagined) -> None:
     flags = config(gradient_checkpointing=True, num_gpus=8, max_steps=90)
-    workload = replace(cluster_plan.usual_workload(flags, 4, None), gpu_hour_price=2.5)
-    found = plan_cluster(flags, DEMO, H100, workload)
+    found = plan_cluster(flags, DEMO, H100, cluster_plan.usual_workload(flags, 4, None))
     hours = 90 * found.step_seconds / 3600
     assert found.parts()["run"] == {
         "steps": 90,
         "hours": pytest.approx(hours),
         "gpu_hours": pytest.approx(8 * hours),
-        "price": pytest.approx(20 * hours),
     }
     [line] = [line for line in found.lines() if line.startswith("--max_steps 90:")]
-    assert line.endswith(f"{8 * hours:,.1f} GPU hours, {20 * hours:,.0f} at the given price")
+    assert line.endswith(f"{8 * hours:,.1f} GPU hours")
 
 
 def test_colocated_takes_turns(imagined: Imagined) -> None:
