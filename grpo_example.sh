@@ -5,9 +5,7 @@
 # With flags, the same command trains other models, for example on GPUs:
 #   ./grpo_example.sh RUN_NAME --model_name_or_path Qwen/Qwen3-4B --inference_backend sglang \
 #     --train_file my.jsonl --mcp_manager_url http://127.0.0.1:8000/mcp --learning_rate 2e-6
-# Several machines train one model when the same command is started on each, with MACHINE_RANK 0, 1, ...
-# (see docs/deploy.md; the database is then yours, in MONGODB_URI):
-#   NUM_MACHINES=2 MACHINE_RANK=0 MASTER_ADDR=host0 ./grpo_example.sh RUN_NAME --num_processes 16 ...
+# A trainer on several machines is started by torchrun: see docs/deploy.md.
 set -euo pipefail
 if [ $# -lt 1 ] || [[ "$1" == -* ]]; then
   echo "usage: $0 RUN_NAME [--flag value ...]" >&2

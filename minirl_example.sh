@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # As grpo_example.sh, with the MINIRL loss: strict bounds, no length normalisation.
 #   ./minirl_example.sh RUN_NAME [--flag value ...]
-# Several machines: see there.
 set -euo pipefail
 if [ $# -lt 1 ] || [[ "$1" == -* ]]; then
   echo "usage: $0 RUN_NAME [--flag value ...]" >&2

@@ -285,8 +285,8 @@ MISTAKES = {
     "--ep_size 2 --num_processes 2": "--ep_size 2 needs a mixture-of-experts model",
     "--cp_size 3 --num_processes 3": "--cp_size 3 does not divide",
     "--cpu_offload": "--cpu_offload requires FSDP2",
-    "--machine_rank 2": "machines are numbered from 0",
-    "--num_machines 2 --num_processes 2": "needs --main_process_ip",
+    "--num_processes 2000": "a machine starts at most 1024 ranks; give one per GPU",
+    "--num_machines 2": "--num_machines: start the trainer's ranks on each machine with torchrun",
     # GPUs
     "--trainer_gpus 0-": "--trainer_gpus: expected numbers and ranges of GPUs",
     "--trainer_gpus 0,0": "--trainer_gpus: a GPU occurs twice",

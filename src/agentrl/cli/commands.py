@@ -74,9 +74,8 @@ def init(config: RootConfig, folder: str) -> int:
 async def run(context: click.Context, config: RootConfig, dry_run: bool, as_json: bool) -> int:
     """Train on this machine: start the store, servers, samplers and trainer, and show progress.
 
-    Ctrl-C stops all of them; the same command resumes the run. With --machine_rank above 0, only
-    the trainer ranks of this machine are started. Without a model and questions, the demo is
-    trained.
+    Ctrl-C stops all of them; the same command resumes the run. Without a model and questions, the
+    demo is trained.
     """
     given = given_flags(context)
     config, is_demo = _or_demo(given, config, "train_file")
@@ -89,11 +88,9 @@ async def run(context: click.Context, config: RootConfig, dry_run: bool, as_json
         return 0 if plan.can_start else ConfigError.exit_status
     if as_json:
         raise ConfigError("--json requires --dry_run")
-    from agentrl.launcher.multi_node import join_training
     from agentrl.launcher.training_run import run_training
 
-    train_here = join_training if config.trainer.machine_rank else run_training
-    return await train_here(config)
+    return await run_training(config)
 
 
 @click.command("sample", cls=FlagCommand, sections=_SAMPLING)

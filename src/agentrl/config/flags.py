@@ -287,8 +287,9 @@ _QUESTIONS = (
 )
 _RANKS = (
     "--trainer_gpus 0-3 and --inference_gpus 4-7 assign a machine's GPUs to the trainer's ranks "
-    "and the servers; --num_processes is the number of ranks on all machines (--num_machines)"
+    "and the servers; --num_processes is the number of ranks"
 )
+_MACHINES = "start the trainer's ranks on each machine with torchrun (docs/deploy.md)"
 _SERVERS = (
     "rollouts run on inference servers: --inference_backend sglang, with --inf_tp_size, "
     "--inf_mem_ratio and --sglang_args"
@@ -421,6 +422,9 @@ ELSEWHERE = {
     "loss_type": _LOSS,
     "lr_scheduler_kwargs": "--lr_scheduler_type constant, linear and cosine take no arguments besides "
     "--warmup_steps and --max_steps",
+    "machine_rank": _MACHINES,
+    "main_process_ip": _MACHINES,
+    "main_process_port": _MACHINES,
     "mask_truncated_completions": "give --reserve_context_error_count 0",
     "max_completion_length": _LENGTH,
     "max_length": _LENGTH,
@@ -432,9 +436,10 @@ ELSEWHERE = {
     "max_tool_calling_iterations": "use --max_turns, the number of model calls, which is one more",
     "micro_batch_size": _GROUPS,
     "mini_batch_size": _GROUPS,
-    "nnodes": _RANKS,
+    "nnodes": _MACHINES,
     "nproc_per_node": _RANKS,
     "num_iterations": _REUSE,
+    "num_machines": _MACHINES,
     "online_difficulty_filtering": _EQUAL_SCORES,
     "overwrite_output_dir": "give --fresh --delete_existing, which also deletes the run's database",
     "parallelism_config": "--tp_size, --cp_size, --ep_size, --pp_size and --dp_replicate_size are the mesh",

@@ -44,18 +44,8 @@ SECRET_ENVIRONMENT = {
 }
 """Flag -> environment variable that gives the secret when no flag does; children get them this way."""
 
-MACHINE_ENVIRONMENT = {
-    "num_machines": "NUM_MACHINES",
-    "machine_rank": "MACHINE_RANK",
-    "main_process_ip": "MASTER_ADDR",
-    "main_process_port": "MASTER_PORT",
-}
-"""Flag -> environment variable that identifies this machine among several, if the flag is not given."""
-
 _HOME = re.compile(r"~[\w.-]*/")
-_ENVIRONMENT = SECRET_ENVIRONMENT | MACHINE_ENVIRONMENT
-
-_ONE_SHOT = {"fresh", "delete_existing", *MACHINE_ENVIRONMENT}
+_ONE_SHOT = {"fresh", "delete_existing"}
 """Flags that apply to one start rather than to the run; they are not written to files."""
 
 
@@ -160,7 +150,7 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
     found = {}
     for name, flag in FLAGS.items():
         value = getattr(getattr(config, flag.section), name)
-        variable = _ENVIRONMENT.get(name)
+        variable = SECRET_ENVIRONMENT.get(name)
         if name in given:
             found[name] = given[name]
         elif value == flag.field.get_default(call_default_factory=True):
@@ -211,11 +201,11 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
         _expand_shorthand(name, values[name], sections)
     if optim_parts:
         _join_optim_args(optim_parts, sections["trainer"])
-    from_environment = _fill_from_environment(sections)
+    _fill_from_environment(sections)
     try:
         config = RootConfig.model_validate(sections)
     except ValidationError as error:
-        raise ConfigError(_first_problem(error, from_environment)) from None
+        raise ConfigError(_first_problem(error)) from None
     remember(secret for _, value in _values(config) for secret in secrets_of(value))
     return check_config(_apply_preferred_sampling(config))
 
@@ -330,15 +320,11 @@ def secret_environment(config: RootConfig) -> dict[str, str]:
     }
 
 
-def _fill_from_environment(sections: dict[str, dict[str, Any]]) -> set[str]:
-    """Fill in missing flags from the environment; return the names of those filled in."""
-    filled = set()
-    for name, variable in _ENVIRONMENT.items():
+def _fill_from_environment(sections: dict[str, dict[str, Any]]) -> None:
+    for name, variable in SECRET_ENVIRONMENT.items():
         section = sections[FLAGS[name].section]
         if name not in section and os.environ.get(variable):
             section[name] = os.environ[variable]
-            filled.add(name)
-    return filled
 
 
 def _check_only_value(name: str, value: Any) -> None:
@@ -427,7 +413,7 @@ def _apply_preferred_sampling(config: RootConfig) -> RootConfig:
     return config.model_copy(update={"sampling": sampling})
 
 
-def _first_problem(error: ValidationError, from_environment: Collection[str] = ()) -> str:
+def _first_problem(error: ValidationError) -> str:
     problems = error.errors(include_url=False)
     first = problems[0]
     given = first.get("input")
@@ -436,13 +422,12 @@ def _first_problem(error: ValidationError, from_environment: Collection[str] = (
     for part in first["loc"]:
         if part in FLAGS:
             name = part
-    source = _ENVIRONMENT[str(name)] if name in from_environment else f"--{name}"
     if name in FLAGS and FLAGS[name].is_secret:
-        return f"{source}: {first['msg']}{more}"
+        return f"--{name}: {first['msg']}{more}"
     choices = FLAGS[str(name)].choices if name in FLAGS else ()
     if first["type"] == "literal_error" and choices:
         by_lower_case = {choice.lower(): choice for choice in choices}
         similar = get_close_matches(str(given).lower(), by_lower_case, n=1)
         hint = f"; did you mean {by_lower_case[similar[0]]}?" if similar else ""
-        return f"{source} {given} is not known{hint} (known: {', '.join(choices)}){more}"
-    return f"{source}: {first['msg']}, got {given!r}{more}"
+        return f"--{name} {given} is not known{hint} (known: {', '.join(choices)}){more}"
+    return f"--{name}: {first['msg']}, got {given!r}{more}"

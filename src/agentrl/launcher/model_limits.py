@@ -22,10 +22,6 @@ CPU_TOKENS = 8192
 """Tokens per forward pass on a CPU; more would need memory without saving time."""
 ADAPTER_LEARNING_RATE = 1e-5
 """Default with `--lora_rank`: ten times that of all weights."""
-FITTED_OF_TRAINER = frozenset(
-    {"max_tokens", "gradient_checkpointing", "groups_per_step", "learning_rate", "eval_strategy"}
-)
-"""Trainer flags that may be filled in; with several machines, machine 0 does it for all."""
 _SETS_STEP_SIZE = frozenset(
     {"groups_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"}
 )

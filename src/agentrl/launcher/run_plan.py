@@ -20,7 +20,7 @@ from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.checks.first_question import first_question_lines
 from agentrl.launcher.checks.policy_checks import find_model
-from agentrl.launcher.checks.preflight import Finding, findings, findings_on_ranks
+from agentrl.launcher.checks.preflight import Finding, findings
 from agentrl.launcher.checks.run_check import RunCheck, run_checks
 from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap, placed
 from agentrl.launcher.cluster.gpu_sharing import settled, sharing_by_default
@@ -115,11 +115,10 @@ class RunPlan:
     def _processes(self) -> Iterator[PlannedProcess]:
         config = self.config
         trainer, inference = config.trainer, config.inference
-        is_first, samples = trainer.machine_rank == 0, config.rollout.enable_sampling
         uri = config.store.db_connection_string
-        if is_first and uri is None:
+        if uri is None:
             yield PlannedProcess("mongod", 1, f"private, data in {config.private_mongo_dir}")
-        if is_first and samples:
+        if config.rollout.enable_sampling:
             if config.tools.tool_server_command is not None:
                 command = flat_values(config)["tool_server_command"]
                 yield PlannedProcess("tool server", 1, command)
@@ -131,8 +130,8 @@ class RunPlan:
             rollouts = config.rollout.max_concurrent_samples_per_process
             what = f"up to {counted(rollouts, 'rollout')} at a time in each"
             yield PlannedProcess("sampler", config.rollout.num_samplers, what)
-        ranks = trainer.num_processes // trainer.num_machines
-        what = f"of {trainer.num_processes} ranks" if trainer.num_processes > 1 else "one process"
+        ranks = trainer.num_processes
+        what = f"of {ranks} ranks" if ranks > 1 else "one process"
         yield PlannedProcess("trainer", ranks, what)
 
 
@@ -152,25 +151,22 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
         found.append(Finding("GPUs"))
     except AgentRLError as error:
         found.append(Finding("GPUs", error))
-    if config.trainer.machine_rank:
-        found += [finding async for finding in findings_on_ranks(config, with_weights=False)]
-    else:
-        found += [finding async for finding in findings(config, with_weights=False)]
-        if not any(finding.problem for finding in found if finding.subject == "model"):
-            path = find_model(config.model, with_weights=False)
-            config, notes = fitted_to_model(
-                config,
-                path,
-                trains_on=gpus.trains_on,
-                samples_on=gpus.samples_on(config.inference),
-            )
-            found.append(Finding("limits", notes=tuple(notes)))
-            try:
-                config, lines = await asyncio.to_thread(settled, asked, config, path)
-                found += [Finding("sharing", notes=tuple(lines))] if lines else []
-            except AgentRLError as error:
-                found.append(Finding("sharing", error))
-            checked |= await asyncio.to_thread(_checked, config, gpus, path, found)
+    found += [finding async for finding in findings(config, with_weights=False)]
+    if not any(finding.problem for finding in found if finding.subject == "model"):
+        path = find_model(config.model, with_weights=False)
+        config, notes = fitted_to_model(
+            config,
+            path,
+            trains_on=gpus.trains_on,
+            samples_on=gpus.samples_on(config.inference),
+        )
+        found.append(Finding("limits", notes=tuple(notes)))
+        try:
+            config, lines = await asyncio.to_thread(settled, asked, config, path)
+            found += [Finding("sharing", notes=tuple(lines))] if lines else []
+        except AgentRLError as error:
+            found.append(Finding("sharing", error))
+        checked |= await asyncio.to_thread(_checked, config, gpus, path, found)
     are_read = any(one.subject == "questions" and one.problem is None for one in found)
     first = first_question_lines(config, config.data.train_file) if are_read else []
     return RunPlan(config, origins(typed, config), gpus, tuple(found), checked, tuple(first))

@@ -1,7 +1,4 @@
-"""`agentrl run` on the first machine: a whole training run, from its checks to its report.
-
-Other machines start trainer ranks only (`multi_node`).
-"""
+"""`agentrl run`: a whole training run on this machine, from its checks to its report."""
 
 import asyncio
 import os
@@ -266,12 +263,6 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     await _start_sampling(console, cluster, store)
     trainer = await cluster.start_trainer()
     say(console, f"logs in {config.run.logs_dir}/, the trainer's is {trainer.log_path}")
-    if config.trainer.num_machines > 1:
-        say(
-            console,
-            f"machine 0 of {config.trainer.num_machines}: the trainer starts when the same command "
-            "runs on the others",
-        )
     display = ProgressDisplay(
         console,
         store,

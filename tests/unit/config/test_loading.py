@@ -78,15 +78,10 @@ SGLANG = ("--inference_backend", "sglang")
             "--colocated requires sampling",
         ),
         (["--colocated", "--inference_urls", "http://h:2"], "remove --inference_urls"),
-        (["--colocated", "--num_machines", "2"], "--colocated supports one machine only"),
         (["--colocated", "--cpu_offload"], "remove one of the two"),
         ([*SGLANG, "--share_gpus", "--colocated"], "--colocated in turns; give one of the two"),
         (["--share_gpus", "--inference_urls", "http://h:2"], "remove --inference_urls"),
         ([*SGLANG, "--share_gpus", "--enable_sampling", "false"], "--share_gpus requires sampling"),
-        (
-            [*SGLANG, "--share_gpus", "--num_machines", "2"],
-            "--share_gpus supports one machine only",
-        ),
         (
             [*SGLANG, "--share_gpus", "--weight_sync", "distributed"],
             "--share_gpus puts two on each; use --weight_sync disk",
@@ -401,36 +396,6 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert uri.get_secret_value() == "mongodb://127.0.0.1:9/x"
 
 
-def test_the_place_among_machines_comes_from_the_environment_unless_a_flag_gives_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places = {
-        "NUM_MACHINES": "4",
-        "MACHINE_RANK": "3",
-        "MASTER_ADDR": "host0",
-        "MASTER_PORT": "29511",
-    }
-    for name, value in places.items():
-        monkeypatch.setenv(name, value)
-    config = parse_flags(["--machine_rank", "1"])
-    trainer = config.trainer
-    assert (trainer.num_machines, trainer.machine_rank) == (4, 1)
-    assert (trainer.main_process_ip, trainer.main_process_port) == ("host0", 29511)
-    write_config(config, tmp_path / "config.yaml")
-    for name in places:
-        monkeypatch.delenv(name)
-    # What is written down holds for all machines.
-    assert parse_flags(["--config", str(tmp_path / "config.yaml")]) == parse_flags([])
-
-
-def test_a_wrong_value_of_the_environment_is_named_by_its_variable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MASTER_PORT", "tcp://10.0.0.1:80")
-    with pytest.raises(ConfigError, match=r"^MASTER_PORT: .* got 'tcp://10.0.0.1:80'$"):
-        parse_flags([])
-
-
 def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
     config = build_config({"gradient_accumulation_steps": 48, "num_generations": 8})
     assert groups_per_step(config) == 6
@@ -455,8 +420,6 @@ def test_named_gpus_say_how_many_ranks_and_servers_there_are(tmp_path: Path) -> 
     assert parse_flags(["--config", str(tmp_path / "run.yaml")]) == config
     write_config(config, tmp_path / "written.yaml")
     assert parse_flags(["--config", str(tmp_path / "written.yaml")]) == config
-    one = parse_flags(["--trainer_gpus", "0", "--num_machines", "2"])
-    assert one.trainer.num_processes == 2
 
 
 def test_synchronous_sampling_means_no_staleness() -> None:

@@ -25,7 +25,6 @@ from pymongo.errors import OperationFailure
 from support.stored import make_task
 
 from agentrl.config.command_line import parse_flags
-from agentrl.config.validation.rank_checks import check_machines
 from agentrl.runtime.ports import free_port
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
@@ -561,26 +560,7 @@ def test_the_documented_commands_are_ones_that_the_program_takes(
     page = (DEPLOY.parent / "docs/deploy.md").read_text().replace("\\\n", " ")
     (tmp_path / "run.yaml").write_text("run_name: big\ngroups_per_step: 16\n")
     commands = re.findall(r"agentrl (serve|sample|train)( --[^\n`]*)$", page, re.MULTILINE)
-    assert [command for command, _ in commands] == ["serve", "sample", "train"]
+    assert [command for command, _ in commands] == ["serve", "sample", *["train"] * 3]
     for _, flags in commands:
         words = flags.replace("run.yaml", str(tmp_path / "run.yaml")).split()
         assert parse_flags(words).run.run_name == "big"
-
-
-def test_the_documented_commands_of_two_machines_fit_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    page = (DEPLOY.parent / "docs/deploy.md").read_text().replace("\\\n", " ")
-    lines = re.findall(r"^((?:[A-Z_]+=\S+ )+)\./grpo_example\.sh (\S+) (.*)$", page, re.MULTILINE)
-    assert [name for _, name, _ in lines] == ["big", "big"]
-    monkeypatch.setenv("MONGODB_URI", "mongodb://db/x")
-    machines = []
-    for variables, _, flags in lines:
-        for variable in variables.split():
-            monkeypatch.setenv(*variable.split("=", 1))
-        config = parse_flags(flags.split())
-        check_machines(config)
-        machines.append(config.trainer.model_dump(exclude={"machine_rank"}))
-        assert config.trainer.machine_rank == len(machines) - 1
-    assert machines[0] == machines[1]
-    assert (machines[0]["num_machines"], machines[0]["num_processes"]) == (2, 16)

@@ -38,6 +38,6 @@ def test_a_row_names_values_default_and_pages(script: ModuleType) -> None:
 
     assert "| `--loss_calculator` | `GRPO`, `MINIRL`, " in page
     assert "| `--fresh` | `true`, `false` | `false` | Start over" in page
-    assert "see [docs/tracing.md](tracing.md)" in page
+    assert "see [docs/store.md](store.md)" in page
     assert "| `agentrl inspect records` | `--limit` | `N` | Maximum number" in page
     assert "| `--lr` | `--learning_rate` |" in page

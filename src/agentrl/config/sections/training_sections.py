@@ -247,21 +247,11 @@ class TrainerSection(ConfigSection):
     """Pipeline stages: ranks that split the model's layers (pipeline parallel); the rows of a step
     pass through them one after another."""
     num_processes: int = Field(default=1, ge=1, le=100_000)
-    """Number of trainer ranks that `agentrl run` starts on all machines; more than one are started
-    by `accelerate launch` with assets/fsdp2_dst.yml."""
+    """Number of trainer ranks that `agentrl run` starts; more than one are started by `accelerate
+    launch` with assets/fsdp2_dst.yml. On several machines, start them with `torchrun`."""
     trainer_gpus: GpuList = ()
     """GPUs of this machine for the ranks that `agentrl run` starts, one each (`0-3`, `0,2,5`);
     their number is the default of num_processes. By default the first GPUs."""
-    num_machines: int = Field(default=1, ge=1, le=100_000)
-    """Machines on which the same `agentrl run` is started, each with its share of the ranks;
-    `NUM_MACHINES` by default (see docs/deploy.md)."""
-    machine_rank: int = Field(default=0, ge=0)
-    """Number of this machine, from 0; `MACHINE_RANK` by default. Machine 0 starts everything, the
-    others only trainer ranks."""
-    main_process_ip: Annotated[str | None, ADDRESS] = None
-    """Address of machine 0 for the other machines; `MASTER_ADDR` by default."""
-    main_process_port: int = Field(default=29500, ge=1, le=65535)
-    """Rendezvous port of the ranks of several machines; `MASTER_PORT` by default."""
     trainer_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of the trainer; torch's choice by default."""
     save_steps: int = Field(default=3, ge=1)

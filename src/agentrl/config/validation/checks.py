@@ -401,11 +401,6 @@ def colocation_contradictions(config: RootConfig) -> Iterator[str]:
             "--colocated requires servers that AgentRL can start and restart; remove "
             "--inference_urls"
         )
-    if config.trainer.num_machines > 1:
-        yield (
-            f"--num_machines {config.trainer.num_machines}: --colocated supports one machine only; "
-            "use 1, or give the servers their own GPUs"
-        )
     if config.trainer.cpu_offload:
         yield (
             "--cpu_offload always keeps the trainer's state in host memory, and --colocated does "

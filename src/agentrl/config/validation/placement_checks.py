@@ -52,8 +52,7 @@ def with_implied_processes(config: RootConfig) -> RootConfig:
     """Return the configuration with the numbers of ranks and servers that the named GPUs imply."""
     trainer, inference = config.trainer, config.inference
     if trainer.trainer_gpus and "num_processes" not in trainer.model_fields_set:
-        ranks = len(trainer.trainer_gpus) * trainer.num_machines
-        trainer = trainer.model_copy(update={"num_processes": ranks})
+        trainer = trainer.model_copy(update={"num_processes": len(trainer.trainer_gpus)})
     if inference.inference_gpus and "num_inference_servers" not in inference.model_fields_set:
         servers = len(inference.inference_gpus) // gpus_per_server(inference)
         inference = inference.model_copy(update={"num_inference_servers": max(1, servers)})
@@ -63,7 +62,7 @@ def with_implied_processes(config: RootConfig) -> RootConfig:
 def placement_contradictions(config: RootConfig) -> Iterator[str]:
     """Find flags that contradict each other on any machine."""
     trainer, inference = config.trainer, config.inference
-    ranks = trainer.num_processes // trainer.num_machines
+    ranks = trainer.num_processes
     if trainer.trainer_gpus and len(trainer.trainer_gpus) != ranks:
         yield (
             f"--trainer_gpus {in_words(trainer.trainer_gpus)}: {ranks} trainer ranks need one GPU "
@@ -100,11 +99,6 @@ def sharing_contradictions(config: RootConfig) -> Iterator[str]:
         )
     if not config.rollout.enable_sampling:
         yield "--share_gpus requires sampling; remove it or --enable_sampling false"
-    if config.trainer.num_machines > 1:
-        yield (
-            f"--num_machines {config.trainer.num_machines}: --share_gpus supports one machine only; "
-            "use 1, or give the servers their own GPUs"
-        )
     if config.publish.weight_sync == "distributed":
         yield (
             "--weight_sync distributed needs one process per GPU (NCCL), and --share_gpus puts two on "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import ModelSection, RootConfig
-from agentrl.config.validation.rank_checks import MeshSizes, check_machines
+from agentrl.config.validation.rank_checks import MeshSizes, check_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import (
     check_can_be_computed,
@@ -45,7 +45,7 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
     if trains:
         if not config.run.fresh:
             _check_resumes(config, model_config)
-        check_machines(config)
+        check_ranks(config.trainer)
         check_parallel_support(model_config, MeshSizes.of(config.trainer))
         reference = config.algorithm.reference_model
         if config.algorithm.kl_coefficient and reference is not None:

@@ -141,30 +141,6 @@ async def _finding(subject: str, check: Check) -> Finding:
     return Finding(subject, notes=tuple(notes or ()))
 
 
-async def findings_on_ranks(
-    config: RootConfig, *, with_weights: bool = True
-) -> AsyncIterator[Finding]:
-    """Yield the checks of a machine that runs only trainer ranks: model and database."""
-
-    def model() -> None:
-        find_model(config.model, with_weights=with_weights)
-
-    yield await _finding("model", model)
-    yield await _finding("database", partial(_check_store, config, trains=False))
-
-
-async def check_ranks(config: RootConfig) -> None:
-    """Check the requirements of a machine that runs only trainer ranks.
-
-    Raises:
-        ConfigError: the model cannot be used.
-        StoreError: the database does not respond.
-    """
-    async for finding in findings_on_ranks(config):
-        if finding.problem is not None:
-            raise finding.problem
-
-
 def _check_packages(config: RootConfig, *, trains: bool) -> None:
     check_extras(config, trains=trains)
     agents = config.agents
@@ -269,12 +245,7 @@ def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
 
 def _check_ports(config: RootConfig, *, trains: bool) -> None:
     """Reject explicit ports that are in use; default ports move to the next free one."""
-    trainer, first = config.trainer, config.run.metrics_port
-    if trains and trainer.num_machines > 1 and is_taken(trainer.main_process_port):
-        raise ConfigError(
-            f"--main_process_port {trainer.main_process_port} is in use on this machine; give all "
-            "machines another port"
-        )
+    first = config.run.metrics_port
     for port in range(first, first + config.rollout.num_samplers + 1) if first else ():
         if is_taken(port):
             raise ConfigError(

@@ -24,7 +24,7 @@ def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
 def trainer_command(
     trainer: TrainerSection, config_path: Path, *flags: str, command: str = "train"
 ) -> list[str]:
-    """Return this machine's trainer argv: plain Python for one rank, else `accelerate launch`.
+    """Return the trainer's argv: plain Python for one rank, else `accelerate launch`.
 
     Args:
         trainer: how many ranks there are, and where.
@@ -34,28 +34,14 @@ def trainer_command(
     """
     if trainer.num_processes == 1:
         return agentrl_command(command, config_path, *flags)
-    argv = [
+    return [
         *(sys.executable, "-m", "accelerate.commands.launch"),
         *("--config_file", str(shipped_file("assets/fsdp2_dst.yml"))),
         *("--num_processes", str(trainer.num_processes)),
-        *("--num_machines", str(trainer.num_machines)),
-        *("--machine_rank", str(trainer.machine_rank)),
-    ]
-    if trainer.num_machines == 1:
         # A store that only this user can read, where the static one listens on every address.
-        argv += [
-            "--rdzv_backend",
-            "c10d",
-            "--rdzv_conf",
-            _PRIVATE_STORE,
-            "--main_process_port",
-            "0",
-        ]
-    else:
-        argv += ["--main_process_port", str(trainer.main_process_port)]
-    if trainer.main_process_ip is not None:
-        argv += ["--main_process_ip", trainer.main_process_ip]
-    return [*argv, "-m", "agentrl", command, "--config", str(config_path), *flags]
+        *("--rdzv_backend", "c10d", "--rdzv_conf", _PRIVATE_STORE, "--main_process_port", "0"),
+        *("-m", "agentrl", command, "--config", str(config_path), *flags),
+    ]
 
 
 def tool_server_command(template: str, port: int) -> list[str]:

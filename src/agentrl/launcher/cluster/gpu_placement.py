@@ -32,10 +32,8 @@ class GpuMap:
 
     names: tuple[str, ...] = ()
     """Name of each GPU in CUDA_VISIBLE_DEVICES."""
-    first_rank: int = 0
-    """Number of this machine's first trainer rank."""
     trainer: tuple[int, ...] = ()
-    """The GPU of each trainer rank of this machine."""
+    """The GPU of each trainer rank."""
     servers: tuple[tuple[int, ...], ...] = field(default=())
     """The GPUs of each inference server; none for servers that compute on the CPU."""
 
@@ -75,8 +73,8 @@ class GpuMap:
         if not self.names:
             return
         if self.trainer:
-            first, last = self.first_rank, self.first_rank + len(self.trainer) - 1
-            ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+            last = len(self.trainer) - 1
+            ranks = f"ranks 0-{last}" if last else "rank 0"
             yield "trainer", f"{ranks} on {self._text(self.trainer)}"
         for number, group in enumerate(self.servers):
             shared = ", shared with the trainer" if {*group} & {*self.trainer} else ""
@@ -116,10 +114,7 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
         and bool(inference.inference_gpus or inference.is_on_trainer_gpus)
     )
     starts_servers = (
-        on_gpus
-        and not inference.inference_urls
-        and (config.rollout.enable_sampling or not trains)
-        and (trainer.machine_rank == 0 or not trains)
+        on_gpus and not inference.inference_urls and (config.rollout.enable_sampling or not trains)
     )
     for flag, requested in (
         ("trainer_gpus", trainer.trainer_gpus if trains else ()),
@@ -132,22 +127,21 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
     if not names:
         _check_without_gpus(config, starts_servers=starts_servers, trains=trains)
         return config, NO_GPUS
-    num_ranks = trainer.num_processes // trainer.num_machines if trains else 0
+    num_ranks = trainer.num_processes if trains else 0
     ranks = trainer.trainer_gpus if trains else ()
     if not ranks:
         others = [gpu for gpu in range(len(names)) if gpu not in inference.inference_gpus]
         candidates = inference.inference_gpus if inference.is_on_trainer_gpus else ()
         ranks = tuple((candidates or others)[:num_ranks])
-    first_rank = trainer.machine_rank * num_ranks
     if not starts_servers:
         if len(ranks) < num_ranks:
             raise ConfigError(
                 f"--num_processes: {num_ranks} trainer ranks need one GPU each, and this machine "
                 f"has {len(names)}; start fewer, or train on the CPU with {VISIBLE}= (empty)"
             )
-        return config, GpuMap(names, first_rank, ranks)
+        return config, GpuMap(names, ranks)
     config, groups = _server_groups(config, names, ranks, num_ranks)
-    return config, GpuMap(names, first_rank, ranks, groups)
+    return config, GpuMap(names, ranks, groups)
 
 
 def _server_groups(

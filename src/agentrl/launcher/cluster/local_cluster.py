@@ -58,7 +58,7 @@ STOP_SECONDS = 15.0
 SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
 """Grace period of `agentrl serve`, which first gives its server `STOP_SECONDS`."""
 TRAINER_STOP_SECONDS = 120.0
-"""The trainer finishes its step and saves; on several machines, which stop one by one, it cannot."""
+"""The trainer finishes its step and saves."""
 _KEYS = ("inference_api_key", "inference_admin_key")
 _KEY_BYTES = 32
 _HIDDEN_FROM_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
@@ -287,28 +287,22 @@ class LocalCluster:
                 task.cancel()
 
     async def start_trainer(self) -> Child:
-        """Start this machine's trainer ranks, under `accelerate launch` if there are several.
+        """Start the trainer's ranks, under `accelerate launch` if there are several.
 
-        The log file is numbered by the first of them, as that rank itself would name it. A trainer
-        that was killed, or that lost the database, continues from its last checkpoint; ranks of
-        several machines end together. On machine 0, it has failed if it ends with status 0 before the
-        run has ended: code of the user called exit.
+        The log file is that of rank 0, as it would name it itself. A trainer that was killed, or
+        that lost the database, continues from its last checkpoint. It has failed if it ends with
+        status 0 before the run has ended: code of the user called exit.
         """
-        trainer = self.config.trainer
-        first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
-        argv = trainer_command(trainer, self.config_path)
-        is_alone = trainer.num_machines == 1
         child = self._child(
-            f"train_{first}",
-            argv,
-            RESTARTS if is_alone else 0,
+            "train_0",
+            trainer_command(self.config.trainer, self.config_path),
+            RESTARTS,
             gpus=self._gpus.trainer,
             may_restart=was_interrupted,
-            stop_seconds=TRAINER_STOP_SECONDS if is_alone else STOP_SECONDS,
+            stop_seconds=TRAINER_STOP_SECONDS,
         )
         child.environment = {**child.environment, **RANK_VARIABLES}
-        if trainer.machine_rank == 0:
-            child.is_done = self._has_ended
+        child.is_done = self._has_ended
         await self._supervisor.start(child)
         return child
 

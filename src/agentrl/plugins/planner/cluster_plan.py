@@ -179,7 +179,7 @@ class ClusterPlan:
 
     @property
     def _ranks_per_host(self) -> int:
-        return max(1, self.config.trainer.num_processes // self.config.trainer.num_machines)
+        return self.config.trainer.num_processes
 
     @property
     def longest(self) -> int:
@@ -245,8 +245,7 @@ class ClusterPlan:
     @property
     def gpu_hours(self) -> float:
         """Hours that all GPUs of the run are reserved for."""
-        gpus = (self.config.run.num_gpus or 0) * self.config.trainer.num_machines
-        return self.run_hours * gpus
+        return self.run_hours * (self.config.run.num_gpus or 0)
 
     @property
     def turns_per_second(self) -> float:

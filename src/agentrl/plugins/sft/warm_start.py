@@ -44,11 +44,6 @@ def warm_start(config: RootConfig) -> Preparation | None:
     path = config.data.warm_start
     if path is None:
         return None
-    if config.trainer.num_machines > 1:
-        raise ConfigError(
-            "--warm_start fine-tunes on one machine; run `agentrl sft` first, and give its result "
-            "as --model_name_or_path"
-        )
     try:
         tuned = load_config({"config": path, **_flags(config, path)})
         check_fine_tuning(tuned.data)

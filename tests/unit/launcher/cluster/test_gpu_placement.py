@@ -145,16 +145,6 @@ def test_an_evaluation_has_all_gpus_for_its_servers() -> None:
     assert counts["servers"] == 2
 
 
-def test_a_further_machine_gives_its_gpus_to_its_share_of_the_ranks() -> None:
-    words = (
-        f"{SGLANG} --num_gpus 4 --num_processes 8 --num_machines 2 --machine_rank 1 "
-        "--main_process_ip host0 --db_connection_string mongodb://db"
-    )
-    _, gpus = plan(words)
-    assert (gpus.trainer, gpus.servers) == ((0, 1, 2, 3), ())
-    assert dict(gpus.rows())["trainer"] == "ranks 4-7 on GPUs 0-3"
-
-
 def test_gpus_are_counted_among_those_that_this_process_may_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -189,7 +189,7 @@ NAMES_CODE = {
     "another reference": "reference_model: /home/them/model",
     "a template's file": "chat_template: /etc/passwd",
     "a tracker": "report_to: [wandb]",
-    "an address": "main_process_ip: 10.0.0.1",
+    "an address": "weight_sync_host: 10.0.0.1",
     "another file": "config: /home/them/config.yaml",
     "a command": "agent_command: touch PWNED",
     "tools": "mcp_servers: '{\"mcpServers\": {}}'",
