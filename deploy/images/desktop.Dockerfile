@@ -10,6 +10,7 @@ USER 0
 COPY scripts/install_desktop /usr/local/bin/install_desktop
 RUN install_desktop --required --research /opt/research \
     && rm -rf /var/lib/apt/lists/*
+COPY examples/desktop /opt/desktop/examples/desktop
 COPY deploy/images/desktop.json /etc/agentrl/servers.json
 ENV PATH=/opt/research/bin:$PATH
 USER 10001

@@ -14,8 +14,11 @@ from support.doc_blocks import documented_blocks
 ROOT = Path(__file__).parents[3]
 LIST = (ROOT / "docs/api/public_names.txt").read_text(encoding="utf-8")
 LISTED = set(re.findall(r"^[\w.]+", LIST, re.MULTILINE))
-OF_THE_DEMO = {"examples/shop/episodes.py", "examples/shop/warm_start.py"}
-"""They make the models that the package ships, with the trainer's inside."""
+WITH_THE_INSIDE = {
+    *("examples/shop/episodes.py", "examples/shop/warm_start.py"),
+    "examples/desktop/display.py",
+}
+"""They make the models that the package ships, or start programs as the package does."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def sources() -> Iterator[tuple[str, str]]:
     yield from documented_blocks("python")
     for path in sorted(ROOT.glob("examples/**/*.py")):
         name = path.relative_to(ROOT).as_posix()
-        if name not in OF_THE_DEMO:
+        if name not in WITH_THE_INSIDE:
             yield name, path.read_text(encoding="utf-8")
     for path in sorted(ROOT.glob("examples/**/*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:

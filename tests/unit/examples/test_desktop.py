@@ -32,18 +32,19 @@ from support.play import begin_run, open_play, play, tool_call
 
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError
-from agentrl.plugins.tool_environments.desktop.__main__ import desktop_server, parser
-from agentrl.plugins.tool_environments.desktop.display import NEEDED, NEEDED_TO_WATCH, Display
 from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.ports import free_port
 from agentrl.schema import MCPTask, rebuild_images
 from agentrl.store import TrajectoryStore
 from agentrl.tools import load_mcp_servers
+from examples.desktop.display import NEEDED, NEEDED_TO_WATCH, Display
+from examples.desktop.server import desktop_server, parser
 
 pytestmark = pytest.mark.skipif(
     any(shutil.which(name) is None for name in (*NEEDED, *NEEDED_TO_WATCH)),
     reason="needs a desktop's packages: scripts/install_desktop",
 )
+EXAMPLE = DOCS.parent / "examples/desktop"
 SIZE, CLICKED, LOOKED_AT = (400, 300), (200, 200), (300, 250)
 """The pointer covers where it clicks."""
 GREEN, RED = (0, 170, 0), (204, 0, 0)
@@ -52,7 +53,7 @@ document.body.style.background = 'rgb(204, 0, 0)'" onkeydown="
 document.body.style.background = event.key == 'F' ? 'rgb(204, 0, 0)' : ''">"""
 LONG = "https://" + "a" * 200_000
 PASSWORD = "seen-not-touched"
-COMMAND = ("-m", "agentrl.plugins.tool_environments.desktop", "--size", "{}x{}".format(*SIZE))
+COMMAND = (str(EXAMPLE / "server.py"), "--size", "{}x{}".format(*SIZE))
 SERVER = {"desktop": {"command": sys.executable, "args": list(COMMAND)}}
 
 
@@ -261,13 +262,13 @@ async def test_the_page_shows_every_tool_and_a_configuration_that_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DESKTOP_VIEW_PASSWORD", PASSWORD)
-    text = (DOCS / "desktop.md").read_text()
+    text = (EXAMPLE / "README.md").read_text()
     block, _ = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     image = json.loads((DOCS.parent / "deploy/images/desktop.json").read_text())
     for given in (json.loads(block), image):
         (server,) = load_mcp_servers(given).values()
-        assert server.args[:2] == COMMAND[:2]
-        parser().parse_args(server.args[2:])
+        assert server.args[0].endswith("examples/desktop/server.py")
+        parser().parse_args(server.args[1:])
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE))
     display = Display(tmp_path, width=400, height=300, home=tmp_path)
     tools = await desktop_server(display).list_tools()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.plugins.tool_environments.desktop.display import WINDOW_CLASSES, Display
+from examples.desktop.display import WINDOW_CLASSES, Display
 
 MAX_FILES, MAX_FILE_CHARS = 200, 4_000
 """What a state shows: a model may write as many files as it likes."""

@@ -1,4 +1,4 @@
-"""Desktop tasks in a run: `--sampler_module` and `--scorer_module` of this name.
+"""Desktop tasks in a run: `--sampler_module` and `--scorer_module` of this file.
 
 The answer of a question is the state of the desktop that it asks for. The answer of a rollout is the
 state in which it leaves its desktop, read from the desktop itself: what the model says at the end
@@ -6,14 +6,17 @@ decides nothing, and every Record keeps the state by which it was scored.
 """
 
 import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # wherever the command was started
 from agentrl.errors import ToolError
-from agentrl.plugins.tool_environments.desktop.end_state import unmet
 from agentrl.rewards import GroundTruth, MCPScorerFactory, Verdict
 from agentrl.rollout import MCPSampler, RolloutResult, register_sampler
 from agentrl.schema import MCPTask
 from agentrl.tools import ToolBox
+from examples.desktop.end_state import unmet
 
 
 @register_sampler(MCPTask)

@@ -19,24 +19,24 @@ from support.patience import PATIENCE
 from support.play import begin_run, claim, open_play, tool_call
 
 from agentrl.config.sections import RolloutSection
-from agentrl.plugins.tool_environments.desktop.__main__ import desktop_server
-from agentrl.plugins.tool_environments.desktop.display import NEEDED, NEEDED_FOR_FILES, Display
-from agentrl.plugins.tool_environments.desktop.end_state import unmet
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.worker import scheduler
 from agentrl.schema import GroundTruth, MCPTask
 from agentrl.store import TrajectoryStore
+from examples.desktop.display import NEEDED, NEEDED_FOR_FILES, Display
+from examples.desktop.end_state import unmet
+from examples.desktop.server import desktop_server
 
 # The module registers its sampler for all tasks of the process; other tests run theirs as before.
 with patch.dict(scheduler._SAMPLERS):
-    from agentrl.plugins.tool_environments.desktop.tasks import DesktopSampler, desktop_scorer
+    from examples.desktop.tasks import DesktopSampler, desktop_scorer
 
 pytestmark = pytest.mark.skipif(
     any(shutil.which(name) is None for name in (*NEEDED, *NEEDED_FOR_FILES)),
     reason="needs a desktop's packages: scripts/install_desktop",
 )
-DESKTOP = DOCS.parent / "assets/desktop"
+DESKTOP = DOCS.parent / "examples/desktop"
 TASKS = {
     row["id"]: row for row in map(json.loads, (DESKTOP / "tasks.jsonl").read_text().splitlines())
 }

@@ -1,4 +1,4 @@
-"""The desktop as an MCP server over standard input and output: `python -m agentrl.plugins.tool_environments.desktop`.
+"""The desktop as an MCP server over standard input and output: `python examples/desktop/server.py`.
 
 Its tools are those of a person: the screen, a pointer, a keyboard and an address bar. Positions are
 pixels of the screenshot. A model's mistakes are errors that it can read; if the display is lost,
@@ -21,9 +21,10 @@ from mcp.server.mcpserver import Image
 from mcp.server.mcpserver.exceptions import ToolError as Refusal
 from pydantic import Field
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # wherever the command was started
 from agentrl.errors import ConfigError, ToolError
-from agentrl.plugins.tool_environments.desktop.display import Display
-from agentrl.plugins.tool_environments.desktop.end_state import desktop_state
+from examples.desktop.display import Display
+from examples.desktop.end_state import desktop_state
 
 T = TypeVar("T")
 
@@ -228,7 +229,7 @@ def _folder(text: str) -> Path:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = argparse.ArgumentParser(
-        prog="python -m agentrl.plugins.tool_environments.desktop",
+        prog="python examples/desktop/server.py",
         description="A desktop as an MCP server over stdio.",
     )
     command_line.add_argument("--size", type=_size, default=(1024, 768), help="pixels: 1024x768")
