@@ -1,9 +1,8 @@
 """The table of flags: every field of every section is one flag of the same name.
 
 This module knows names, types and help texts. It parses nothing (`command_line`) and checks no
-values (`loading`, `checks`). It also knows the names of other projects' flags: the original AgentRL,
-Hugging Face, TRL, verl, prime-rl, vLLM. An alias is a flag with exactly the same meaning. A flag with
-a different meaning is never accepted silently: `ELSEWHERE` names its replacement.
+values (`loading`, `checks`). A name of another project is accepted if it means exactly the same as a flag
+here (`ALIASES`); docs/coming-from.md has the others.
 """
 
 import difflib
@@ -165,12 +164,9 @@ def nearest_name(name: str) -> str | None:
 
 def unknown_flag(name: str) -> str:
     """Return the message about a flag that does not exist."""
-    explanation = elsewhere(name)
-    if explanation is not None:
-        return f"--{name}: {explanation}"
-    nearest = nearest_name(name)
-    hint = f"; did you mean --{nearest}?" if nearest else "; see --help"
-    return f"unknown flag --{name}{hint}"
+    nearest = nearest_name(name.rpartition(".")[2])
+    hint = f"did you mean --{nearest}?" if nearest else "see --help;"
+    return f"unknown flag --{name}; {hint} docs/coming-from.md has the flags of other projects"
 
 
 ALIASES = {
@@ -212,58 +208,26 @@ than `auto` given with the flag itself takes precedence."""
 _PACKED = "turns are always packed without padding"
 _STREAMED = "the trainer streams from the store and has no data loader"
 _IN_MONGODB = "everything is in MongoDB, large objects too"
-_PLANNED = "forward passes are planned by --max_tokens"
-_SAVED_ONCE = "each rank writes its own part of a checkpoint, as safetensors"
-_SCORED = "evaluations are rollouts that scorers score (--eval_file)"
-_LOGGED = "every process writes its own log file (--logs_dir), and metrics go to --report_to"
 NO_EFFECT = {
-    **dict.fromkeys(("group_by_length", "length_column_name", "train_sampling_strategy"), _PACKED),
-    **dict.fromkeys(("auto_find_batch_size", "torch_empty_cache_steps"), _PLANNED),
-    **dict.fromkeys(("save_on_each_node", "save_safetensors"), _SAVED_ONCE),
-    **dict.fromkeys(
-        (
-            *("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches"),
-            *("eval_use_gather_object", "include_for_metrics", "include_inputs_for_metrics"),
-            *("prediction_loss_only", "use_legacy_prediction_loop"),
-        ),
-        _SCORED,
-    ),
-    **dict.fromkeys(
-        (
-            *("disable_tqdm", "include_num_input_tokens_seen", "include_tokens_per_second"),
-            *("log_level", "log_level_replica", "log_on_each_node", "logging_first_step"),
-            *("logging_nan_inf_filter", "skip_memory_metrics"),
-        ),
-        _LOGGED,
-    ),
     "accelerator_config": "batches are planned over all ranks together",
-    "average_tokens_across_devices": "losses are averaged over the tokens of all ranks",
     "bypass_causal_mask_check": "masks are built from the token tree",
     "compress_history": "contexts are never rewritten silently; see --new_context",
     "dataloader_drop_last": _STREAMED,
     "dataloader_num_workers": _STREAMED,
-    "dataloader_pin_memory": _STREAMED,
     "dataloader_prefetch_factor": _STREAMED,
     "dynamic_batching": _PACKED,
     "enable_loss_parallel": "controlled by --tp_size",
     "enable_oss": _IN_MONGODB,
-    "ignore_data_skip": "a resumed run continues with the questions that are left",
-    "label_names": "the targets are the tokens that the model sampled",
-    "mp_parameters": "unused outside of SageMaker",
     "oss_connection_string": _IN_MONGODB,
     "pad_to_maximum": _PACKED,
     "pad_to_multiple_of": _PACKED,
-    "past_index": "no past states are fed back",
     "remove_experience": "unused in the original as well",
     "remove_unused_columns": _STREAMED,
-    "restore_callback_states_from_checkpoint": "there are no callbacks",
     "shift_labels": "targets are always the next token",
     "trainer": "the model type is read from the checkpoint's config.json",
     "tune_vision": "unused in the original as well",
-    "use_cache": "the trainer's forward passes keep no cache",
 }
-"""Flags of the original AgentRL that are accepted and change nothing -> why. Its flags include those of
-Transformers' `TrainingArguments`."""
+"""Flags of the original AgentRL that are accepted and change nothing -> why."""
 
 ONE_VALUE = {
     "cpu_ram_efficient_loading": ("true", "every rank reads only its own parts; remove it"),
@@ -276,225 +240,3 @@ ONE_VALUE = {
     ),
 }
 """Flags of the original AgentRL with one possible value -> that value, and why no other is."""
-
-_GROUPS = (
-    "the size of a step is counted in groups: --groups_per_step N questions with --num_generations "
-    "rollouts each; --max_tokens per forward pass limits memory"
-)
-_QUESTIONS = (
-    "--train_file takes a file, a folder or a Hugging Face dataset (owner/name@config:split), and "
-    "--eval_file the held-out questions"
-)
-_RANKS = (
-    "--trainer_gpus 0-3 and --inference_gpus 4-7 assign a machine's GPUs to the trainer's ranks "
-    "and the servers; --num_processes is the number of ranks"
-)
-_MACHINES = "start the trainer's ranks on each machine with torchrun (docs/deploy.md)"
-_SERVERS = (
-    "rollouts run on inference servers: --inference_backend sglang, with --inf_tp_size, "
-    "--inf_mem_ratio and --sglang_args"
-)
-_SHARDED = (
-    "several ranks (--num_processes) are sharded with FSDP2; --cpu_offload and "
-    "--gradient_checkpointing save memory"
-)
-_CLIP_RANGE = (
-    "the clip range is 1 - epsilon to 1 + epsilon + epsilon_higher: give --epsilon and "
-    "--epsilon_higher (0 for a symmetric range)"
-)
-_CLIP_HIGH = (
-    "this is an absolute bound, while --epsilon_higher is added to --epsilon: for 0.28 with "
-    "--epsilon 0.2 give --epsilon_higher 0.08"
-)
-_SCORES = (
-    "--scorer_module FILE registers scoring functions, and --default_scorer selects the one for "
-    "questions that name none"
-)
-_EQUAL_SCORES = (
-    "groups with equal scores are dropped and replaced (--min_score_spread); "
-    "--repeat_equal_probability 0.5 repeats their questions less often in later epochs"
-)
-_HUB = (
-    "nothing is uploaded automatically; after the run: hf upload OWNER/NAME "
-    "output/NAME/checkpoints/STEP/model"
-)
-_REUSE = (
-    "--max_trained_count is the number of steps that may use a record, at least "
-    "--retrained_interval steps apart"
-)
-_LENGTH = (
-    "--max_new_tokens limits one model call, and --max_prompt_tokens the conversation before it, "
-    "including tool results"
-)
-_NO_QUANTIZATION = (
-    "weights are not quantized; --lora_rank 16 with --torch_dtype bfloat16 saves memory"
-)
-_TRACKER = (
-    "trackers (--report_to) read their own environment variables, such as WANDB_PROJECT or "
-    "SWANLAB_PROJECT"
-)
-_UNCHANGED = (
-    "logprobs must be reproducible, so the model and its targets are used unchanged; remove it"
-)
-_OPTIMIZER = (
-    "the optimizer is AdamW: set --learning_rate, --weight_decay and --optim_args "
-    "beta1=0.9,beta2=0.98,eps=1e-8"
-)
-_CHECKPOINTS = "a checkpoint is written every --save_steps steps and at the end"
-_BEST = "--save_total_limit sets how many checkpoints are kept; compare them with `agentrl eval`"
-_PRECISION = "give --torch_dtype bfloat16 or float32; float16 training is not supported"
-_DEVICE = "available GPUs are used; CUDA_VISIBLE_DEVICES= hides them"
-_CHUNKED = "the loss is always computed in chunks of --loss_seq_chunk_size"
-_ONLY_SWITCH = "only --gradient_checkpointing true is supported"
-_ROLLOUTS_AT_A_TIME = "--max_concurrent_samples_per_process is the number of rollouts at a time"
-_LOSS = (
-    "--recipe grpo, dapo, dr_grpo, gspo or cispo selects the whole objective of a paper; its parts "
-    "are --loss_calculator (GRPO, MINIRL, GSPO, CISPO or REINFORCE) and --token_level_loss, which "
-    "selects the averaging"
-)
-ELSEWHERE = {
-    **dict.fromkeys(("adafactor", "optim", "optim_target_modules"), _OPTIMIZER),
-    **dict.fromkeys(
-        (
-            *("bf16_full_eval", "fp16", "fp16_backend", "fp16_full_eval", "fp16_opt_level"),
-            *("half_precision_backend", "tf32"),
-        ),
-        _PRECISION,
-    ),
-    **dict.fromkeys(
-        ("eval_batch_size", "per_device_eval_batch_size", "per_gpu_eval_batch_size"),
-        _ROLLOUTS_AT_A_TIME,
-    ),
-    **dict.fromkeys(("enable_jit_checkpoint", "save_strategy"), _CHECKPOINTS),
-    **dict.fromkeys(
-        ("greater_is_better", "load_best_model_at_end", "metric_for_best_model"), _BEST
-    ),
-    **dict.fromkeys(
-        ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"), _ONLY_SWITCH
-    ),
-    **dict.fromkeys(("jit_mode_eval", "torchdynamo"), "give --torch_compile true"),
-    **dict.fromkeys(("label_smoothing_factor", "neftune_noise_alpha"), _UNCHANGED),
-    **dict.fromkeys(("liger_kernel_config", "use_liger_kernel"), _CHUNKED),
-    **dict.fromkeys(("no_cuda", "use_cpu", "use_mps_device"), _DEVICE),
-    **dict.fromkeys(("project", "wandb_project"), _TRACKER),
-    "activation_checkpointing": "use --gradient_checkpointing",
-    "adv_estimator": "use --advantage_estimator leave_one_out (RLOO), group_mean, group_std "
-    "(GRPO) or reinforce_plus_plus",
-    "batch_size": _GROUPS,
-    "clip_ratio": _CLIP_RANGE,
-    "clip_ratio_high": _CLIP_HIGH,
-    "clip_ratio_low": _CLIP_RANGE,
-    "data": _QUESTIONS,
-    "data_path": _QUESTIONS,
-    "dataset": _QUESTIONS,
-    "dataset_config": _QUESTIONS,
-    "dataset_name": _QUESTIONS,
-    "dataset_split": _QUESTIONS,
-    "dataset_train_split": _QUESTIONS,
-    "data_seed": "--seed also determines the order of the questions",
-    "decoder_sparse_step": "the layers with experts are read from the checkpoint's config.json",
-    "deepspeed": _SHARDED,
-    "do_eval": "use --eval_strategy, with --eval_file",
-    "debug": "a step whose loss or gradient is not finite is left out, and reported",
-    "do_predict": "`agentrl run` trains, `agentrl eval` evaluates",
-    "do_train": "`agentrl run` trains, `agentrl eval` evaluates",
-    "eval_delay": "give --eval_strategy ends: before the first and after the last step",
-    "entropy_coef": "there is no entropy bonus; a higher --epsilon_higher preserves entropy",
-    "entropy_coeff": "there is no entropy bonus; a higher --epsilon_higher preserves entropy",
-    "epsilon_high": _CLIP_HIGH,
-    "epsilon_low": _CLIP_RANGE,
-    "eval_on_start": "give --eval_strategy ends: before the first and after the last step",
-    "filter_groups": _EQUAL_SCORES,
-    "fsdp": _SHARDED,
-    "generation_batch_size": _GROUPS,
-    "gpu_memory_utilization": _SERVERS,
-    "gpus": _RANKS,
-    "importance_sampling_level": "for token use --loss_calculator GRPO, for sequence GSPO",
-    "kl_coef": "the KL penalty is part of the loss, not of the reward: --kl_coefficient",
-    "load_in_4bit": _NO_QUANTIZATION,
-    "load_in_8bit": _NO_QUANTIZATION,
-    "local_rank": _RANKS,
-    "log_completions": "all rollouts are stored; see `agentrl inspect records`",
-    "logging_strategy": "give --logging_steps",
-    "logging_dir": "--logs_dir is the directory of the log files; "
-    "--report_to tensorboard writes to --output_dir",
-    "lora_dropout": "adapters have no dropout, because logprobs must be reproducible; remove it",
-    "loss_type": _LOSS,
-    "lr_scheduler_kwargs": "--lr_scheduler_type constant, linear and cosine take no arguments besides "
-    "--warmup_steps and --max_steps",
-    "machine_rank": _MACHINES,
-    "main_process_ip": _MACHINES,
-    "main_process_port": _MACHINES,
-    "mask_truncated_completions": "give --reserve_context_error_count 0",
-    "max_completion_length": _LENGTH,
-    "max_length": _LENGTH,
-    "max_pixels": "image sizes are read from the model's preprocessor_config.json; "
-    "--max_images and --max_image_megabytes set the limits",
-    "max_prompt_length": "questions are never truncated; " + _LENGTH,
-    "max_response_length": _LENGTH,
-    "max_seq_length": _LENGTH,
-    "max_tool_calling_iterations": "use --max_turns, the number of model calls, which is one more",
-    "micro_batch_size": _GROUPS,
-    "mini_batch_size": _GROUPS,
-    "nnodes": _MACHINES,
-    "nproc_per_node": _RANKS,
-    "num_iterations": _REUSE,
-    "num_machines": _MACHINES,
-    "online_difficulty_filtering": _EQUAL_SCORES,
-    "overwrite_output_dir": "give --fresh --delete_existing, which also deletes the run's database",
-    "parallelism_config": "--tp_size, --cp_size, --ep_size, --pp_size and --dp_replicate_size are the mesh",
-    "ppo_epochs": _REUSE,
-    "ppo_mini_batch_size": _GROUPS,
-    "push_to_hub": _HUB,
-    "quantization": _NO_QUANTIZATION,
-    "ray_scope": "there is no search for settings; start one run per setting",
-    "ref_model": "use --reference_model, the model of the KL penalty (--kl_coefficient)",
-    "reward_func": _SCORES,
-    "reward_funcs": _SCORES,
-    "reward_function": _SCORES,
-    "reward_model": _SCORES,
-    "reward_weights": _SCORES + "; a scorer may combine several rewards itself",
-    "rollout_batch_size": _GROUPS,
-    "rollout_n": "give --num_generations",
-    "scale_rewards": "--advantage_estimator group_std divides by the standard deviation of "
-    "the group; leave_one_out (the default) and group_mean do not",
-    "steps_per_generation": "use --max_staleness, the maximum age of a sample in steps",
-    "sync_ref_model": "the reference model is fixed (--reference_model, --kl_coefficient)",
-    "tensor_model_parallel_size": "--tp_size splits the trainer's model, --inf_tp_size a server's",
-    "tensor_parallel_size": "--tp_size splits the trainer's model, --inf_tp_size a server's",
-    "test_freq": "give --eval_strategy steps --eval_steps N",
-    "tools": "configure tools with --mcp_servers FILE, --mcp_manager_url or --tool_server_command",
-    "train_batch_size": _GROUPS,
-    "train_dataset": _QUESTIONS,
-    "use_peft": "give --lora_rank 16",
-    "use_vllm": _SERVERS,
-    "warmup_ratio": "give --warmup_steps, a number of steps",
-}
-"""Naming whose meaning differs from the nearest flag -> the flag to use, and how."""
-
-_PREFIXES = {
-    "dataloader_": _STREAMED + "; remove it",
-    "ddp_": "DDP is not used: ranks form a mesh (--dp_replicate_size and FSDP2); remove it",
-    "fsdp_": _SHARDED,
-    "hub_": _HUB,
-    "push_to_hub_": _HUB,
-    "torch_compile_": "give --torch_compile true, which takes no further settings",
-    "tpu_": _DEVICE,
-    "trackio_": _TRACKER,
-    "vllm_": _SERVERS,
-}
-"""Prefixes of such names -> the replacement."""
-
-
-def elsewhere(name: str) -> str | None:
-    """Return the replacement of another trainer's flag; None for unknown names.
-
-    Args:
-        name: as typed, without dashes; of a dotted one (`actor_rollout_ref.actor.optim.lr`) the
-            last part is looked up.
-    """
-    last = name.rpartition(".")[2]
-    if last != name and last in ALIASES:
-        return f"flags have no dots here: --{ALIASES[last]}"
-    by_prefix = (text for prefix, text in _PREFIXES.items() if last.startswith(prefix))
-    return ELSEWHERE.get(last) or next(by_prefix, None)

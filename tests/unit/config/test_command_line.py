@@ -4,7 +4,7 @@ import click
 import pytest
 
 from agentrl.config.command_line import FlagCommand, parse_flags
-from agentrl.config.flags import ALIASES, FLAGS, NO_EFFECT, ONE_VALUE, SHORTHANDS, elsewhere
+from agentrl.config.flags import ALIASES, FLAGS, NO_EFFECT, ONE_VALUE, SHORTHANDS
 from agentrl.errors import ConfigError
 
 
@@ -84,41 +84,21 @@ def test_names_of_other_trainers_that_mean_the_same_are_aliases(
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["--epsilon_high", "0.28"], ["--epsilon_higher", "is added to --epsilon", "0.28", "0.08"]),
-        (["--clip_ratio_high", "0.28"], ["--epsilon_higher", "is added to --epsilon"]),
-        (["--batch_size", "4"], ["--groups_per_step"]),
-        (["--max_completion_length", "9"], ["--max_new_tokens", "one model call"]),
-        (["--actor_rollout_ref.actor.optim.lr", "1"], ["--learning_rate"]),
-        (["--actor_rollout_ref.actor.clip_ratio_high", "1"], ["--epsilon_higher"]),
+        (["--epsilon_high", "0.28"], ["did you mean --epsilon_higher?", "docs/coming-from.md"]),
+        (["--actor_rollout_ref.actor.optim.lr", "1"], ["did you mean --lr?"]),
+        (["--batch_size", "4"], ["docs/coming-from.md"]),
+        (["--disable_tqdm"], ["docs/coming-from.md"]),
         (["--output_router_logits", "true"], ["--router_replay"]),
-        (["--loss_type", "dapo"], ["--recipe", "--loss_calculator", "--token_level_loss"]),
-        (["--scale_rewards", "true"], ["--advantage_estimator group_std"]),
-        (["--dataset_name", "a/b"], ["--train_file"]),
         (["--resume_from_checkpoint", "x"], ["--run_name"]),
-        (["--optim", "adamw_8bit"], ["AdamW"]),
-        (["--push_to_hub"], ["hf upload"]),
-        (["--gpus", "2"], ["--trainer_gpus", "--inference_gpus"]),
-        (["--use_vllm"], ["--inference_backend"]),
-        (["--fp16"], ["--torch_dtype"]),
-        (["--use_peft"], ["--lora_rank"]),
-        (["--deepspeed", "ds.json"], ["FSDP2"]),
-        (["--per_device_eval_batch_size", "3"], ["--max_concurrent_samples_per_process"]),
-        (["--torch_compile_backend", "inductor"], ["--torch_compile true"]),
-        (["--ddp_find_unused_parameters", "false"], ["FSDP2"]),
-        (["--dataloader_persistent_workers", "true"], ["no data loader"]),
-        (["--vllm_server_host", "h"], ["--inference_backend sglang"]),
-        (["--hub_token", "x"], ["hf upload"]),
-        (["--local_rank", "0"], ["--trainer_gpus"]),
-        (["--load_best_model_at_end"], ["--save_total_limit"]),
     ],
 )
-def test_names_of_other_trainers_that_mean_something_else_are_explained(
+def test_names_of_other_trainers_that_mean_something_else_are_refused(
     typed: list[str], words: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_flags(typed)
     text = str(caught.value)
-    assert text.startswith(typed[0])
+    assert typed[0] in text
     assert "\n" not in text
     for word in words:
         assert word in text
@@ -126,7 +106,7 @@ def test_names_of_other_trainers_that_mean_something_else_are_explained(
 
 @pytest.mark.parametrize("flag", ["--size", "--model_size", "--file", "--steps_total", "--grid"])
 def test_no_flag_is_suggested_that_only_shares_a_syllable(flag: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^unknown flag {flag}; see --help$"):
+    with pytest.raises(ConfigError, match=rf"^unknown flag {flag}; see --help; "):
         parse_flags([flag, "1"])
 
 
@@ -148,12 +128,12 @@ def test_a_misspelt_flag_is_answered_with_the_right_one(typed: str, meant: str) 
 
 
 ORIGINAL = """
-    trainer train_file max_pixels remove_experience drop_zero_advantage shift_labels
+    trainer train_file remove_experience drop_zero_advantage shift_labels
     db_connection_string oss_connection_string enable_oss skip_non_positive_advantage
     model_name_or_path attention_implementation output_router_logits trust_remote_code
     cpu_ram_efficient_loading torch_dtype tp_size pp_size ep_size cp_size pad_to_multiple_of
     bypass_causal_mask_check enable_loss_parallel loss_seq_chunk_size activation_offloading
-    decoder_sparse_step remove_unused_columns pad_to_maximum dynamic_batching learning_rate
+    remove_unused_columns pad_to_maximum dynamic_batching learning_rate
     epsilon epsilon_higher beta1 beta2 tune_vision adv_scaling max_tokens balance_sample
     token_level_loss out_of_date_decay importance_weight_cap_ratio strict_in_bound
     log_entropy skip_length_normalization loss_calculater max_trained_count
@@ -170,13 +150,16 @@ ORIGINAL = """
     report_to run_name output_dir resume_from_checkpoint eval_strategy eval_steps seed
     torch_compile gradient_checkpointing accelerator_config
 """
-"""The original's own flags, and those of Hugging Face that its scripts and documents use."""
+"""The original's own flags, and those of Hugging Face that its scripts and documents use.
+
+Two are unknown here, because a run without them would be another: `max_pixels` and
+`decoder_sparse_step`."""
 
 
 @pytest.mark.parametrize("name", ORIGINAL.split())
-def test_every_flag_of_the_original_is_taken_or_explained(name: str) -> None:
+def test_every_flag_of_the_original_is_taken(name: str) -> None:
     accepted = {*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *SHORTHANDS}
-    assert name in accepted or elsewhere(name) is not None
+    assert name in accepted
 
 
 _TRAINING = """
