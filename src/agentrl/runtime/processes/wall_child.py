@@ -117,6 +117,7 @@ def _first_process(
     """Start the program in namespaces whose first process is this one: its end is that of all."""
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        mask = os.umask(0)
         if ids is not None:
             os.setgroups([])
             _enter_root(plan, ids)
@@ -145,6 +146,7 @@ def _first_process(
                 file.write("1000")  # short of memory, the kernel ends this rather than the run
             os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.umask(mask)
             os._exit(_exec(command))
         return _watched(program, _Bounds(plan))
     except OSError as problem:

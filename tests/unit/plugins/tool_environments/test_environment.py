@@ -4,6 +4,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +274,8 @@ async def test_files_in_memory_count_as_memory_of_a_session(
     async with environment.client() as one:
         assert await said(one, "take_files", megabytes=50, kind=kind) == "taken"
         pids = [child.pid for child in psutil.Process(environment.process.pid).children()]
-        assert await said(one, "take_files", megabytes=250, kind=kind) == "taken"
+        with suppress(MCPError):  # it may end before it can answer
+            await said(one, "take_files", megabytes=300, kind=kind)
         async with asyncio.timeout(PATIENCE):
             while psutil.pid_exists(pids[0]):
                 await asyncio.sleep(0.1)
