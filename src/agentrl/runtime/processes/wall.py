@@ -106,7 +106,7 @@ class Wall:
         for path, is_writable in sorted(_at_both_ends(shown)):
             above = [found[str(one)] for one in path.parents if str(one) in found]
             is_shown = any(writable_above >= is_writable for _, writable_above in above)
-            if not (is_shown or str(path) in own or str(path).startswith(_SYSTEM)):
+            if not (is_shown or str(path) in own or f"{path}/".startswith(_SYSTEM)):
                 found[str(path)] = (os.path.realpath(path), is_writable)
         for target in sorted(found, key=lambda one: (one in own, one)):
             yield (found[target][0], target, found[target][1], target in own)
@@ -171,7 +171,7 @@ def _environment_of(program: Path) -> Iterator[Path]:
         yield link
         root = link.parent.parent
         is_environment = any(any(root.glob(mark)) for mark in _ENVIRONMENT_MARKS)
-        if link.parent.name == "bin" and is_environment and root != Path("/usr"):
+        if link.parent.name == "bin" and is_environment and str(root) not in ("/", "/usr"):
             is_shared = root in (home, home / ".local")
             yield from (root / name for name in _ENVIRONMENT_PARTS[: 2 if is_shared else None])
         if not link.is_symlink():
