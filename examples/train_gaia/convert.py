@@ -1,7 +1,7 @@
 """Converts GAIA's `metadata.jsonl` to questions for AgentRL.
 
     python examples/train_gaia/convert.py gaia/2023/validation/metadata.jsonl \
-        --files_url http://127.0.0.1:9000 --out output/gaia/validation.jsonl
+        --files_url http://127.0.0.1:9000 --out gaia/validation.jsonl
 
 Users download the data set themselves: it is gated, and its authors ask others not to republish it in
 a form that crawlers can read. A question with an attached file contains the file's address for the

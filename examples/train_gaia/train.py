@@ -12,8 +12,8 @@ from agentrl.rewards import gaia_reward_func
 def main() -> int:
     """Train, and print the engine's summary."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--train_dataset", default="output/gaia/train.jsonl")
-    parser.add_argument("--test_dataset", default="output/gaia/validation.jsonl")
+    parser.add_argument("--train_dataset", default="gaia/train.jsonl")
+    parser.add_argument("--test_dataset", default="gaia/validation.jsonl")
     parser.add_argument("--config", default="examples/train_gaia/config.yaml")
     parser.add_argument("--engine", default="agentrl")
     arguments = parser.parse_args()
