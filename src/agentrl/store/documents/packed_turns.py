@@ -203,7 +203,8 @@ def _preview(value: Any) -> Document:
     text = re.sub(r"\s+", " ", str(value.get("content", "")))
     return {
         "preview": text[:PREVIEW_CHARS],
-        **{k: value[k] for k in ("role", "name") if k in value},
+        # The images of a result stay in sight: they are blobs of the turn, too.
+        **{k: value[k] for k in ("role", "name", "images") if k in value},
     }
 
 

@@ -132,9 +132,9 @@ async def test_values_beyond_the_document_limit_are_split(store: TrajectoryStore
         record, 1, num_output=3_000_000, text=huge, messages=[{"role": "user", "content": huge}]
     )
     await store.turns.append(turn, record.fence)
-    image = "ab" * 32
+    image, moved = "ab" * 32, "cd" * 32
     results = (
-        ToolResult(call_id="c", name="fetch", content=huge),
+        ToolResult(call_id="c", name="fetch", content=huge, images=(f"sha256:{moved}",)),
         ToolResult(call_id="d", name="draw", content="", images=(f"sha256:{image}",)),
     )
     await store.turns.set_tool_results(turn.id, record.id, record.fence, results)
@@ -144,7 +144,7 @@ async def test_values_beyond_the_document_limit_are_split(store: TrajectoryStore
     blobs = store.database["blobs"].find({"kind": {"$exists": True}}, {"_id": 1})
     stored = await store.database["turns"].find_one({"_id": turn.id}, {"blobs": 1})
     assert stored is not None
-    assert set(stored["blobs"]) == {image} | {blob["_id"] async for blob in blobs}
+    assert set(stored["blobs"]) == {image, moved} | {blob["_id"] async for blob in blobs}
 
 
 @pytest.mark.parametrize(
