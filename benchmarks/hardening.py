@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import psutil
 from harness.apart import Meter, PeakMemory, apart
-from harness.attacks import files
+from harness.attacks import files, wall_attacks, wall_rooms
 from harness.attacks.hostile_requests import CHAT, KILLERS
 from harness.attacks.texts import DEEPSEEK_CALL, READERS, hostile_texts, repeated
 from harness.played import MODEL, open_store, rollout_context, served_by
@@ -381,6 +381,31 @@ def _interrupt(running: Started) -> float:
     return round(time.monotonic() - begun, 1)
 
 
+# --- the wall ---------------------------------------------------------------------------------
+
+
+def wall() -> Figures:
+    """Return the ways that leave the wall behind each door, what bombs hold, and what a start costs."""
+    doors = {door: wall_rooms.tried(door) for door in wall_rooms.DOORS}
+    bombs = {
+        "wall of root": wall_rooms.all_bombed(),
+        "wall of another user": wall_rooms.all_bombed(wall_rooms.STRANGER),
+    }
+    kept = [
+        f"{room}: {name}" for room, one in bombs.items() for name in one if one[name]["is_kept"]
+    ]
+    num_bombs = sum(map(len, bombs.values()))
+    return {
+        "tried": sum(found["tried"] for found in doors.values()) + num_bombs,
+        "left": sum(len(found["left"]) for found in doors.values()) + len(kept),
+        "read": sum(len(found["read"]) for found in doors.values()),
+        "ways": len(wall_attacks.WAYS),
+        **wall_rooms.start_times(),
+        "doors": doors,
+        "bombs": bombs,
+    }
+
+
 # --- campaigns --------------------------------------------------------------------------------
 
 
@@ -405,6 +430,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "endpoint": endpoint,
     "mongod": mongod,
     "run": run,
+    "wall": wall,
 }
 
 

@@ -14,6 +14,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import stat
@@ -64,6 +65,12 @@ _CANNOT_START, _KILLED = 127, 137
 _SIGNALS = frozenset((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 _MIN_TICK_SECONDS, _MAX_TICK_SECONDS, _MAX_SHARE = 0.05, 0.4, 0.05
 """Pauses between two looks at what the program uses, and the most of a core that looking takes."""
+
+_UNSEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""Errors of looking at what has ended. Others end the program, which may limit the files of this."""
+_FREE_SOCKETS, _SOCKET_BYTES = 256, 2 * 212_992
+_HIDDEN = re.compile(rb" [-r][-w][-x]s .*(?:/memfd:|\(deleted\))")
+_SENT = re.compile(rb"^(?:scm_fds|UserFiles):\s*[1-9]", re.MULTILINE)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -136,8 +143,12 @@ def _first_process(
         if _libc.syscall(_SYS_CREATE_RULESET, None, 0, 1) >= _SCOPES_VERSION:
             _leave_abstract_sockets()
         resource.setrlimit(resource.RLIMIT_NPROC, (_MAX_PROCESSES,) * 2)
+        for kind in ("mnt", "ipc"):  # their files and segments would be seen by nobody
+            with open(f"/proc/sys/user/max_{kind}_namespaces", "w", encoding="ascii") as file:
+                file.write("0")
         if not command:
             return 0
+        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the program gets at nothing of this process
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         program = os.fork()
         if program == 0:
@@ -335,6 +346,7 @@ class _Bounds:
         self._free: dict[str, int] = {}
         self._named = 0
         self._used = -1
+        self._shared_before = _shared_memory()
         self.tick = _MIN_TICK_SECONDS
 
     def excess(self) -> str | None:
@@ -344,6 +356,9 @@ class _Bounds:
         memory = _memory_of(processes, in_memory, precise=False)
         if memory > self._memory_bytes:
             memory = _memory_of(processes, in_memory, precise=True)
+        grown = _shared_memory() - self._shared_before
+        if grown > self._memory_bytes and any(map(_holds_hidden, processes)):
+            memory = grown
         if memory > self._memory_bytes:
             return f"its processes use more than {self._memory_bytes >> 20} MiB of memory"
         if on_disk + self._named_files() > self._disk_bytes:
@@ -355,18 +370,25 @@ class _Bounds:
         return None
 
     def _nameless_files(self, processes: list[str]) -> tuple[int, int]:
-        """Return the bytes in memory and on disk of open files that no folder shows."""
+        """Return the bytes in memory and on disk of open files that no folder shows.
+
+        Sockets count with the most that they hold; a usual number of them is free.
+        """
         disks = {os.stat(folder).st_dev for folder in self._folders}
         found: dict[tuple[int, int], int] = {}
+        sockets: set[int] = set()
         for process in processes:
-            with suppress(OSError):
+            with suppress(*_UNSEEN):
                 for entry in os.scandir(f"/proc/{process}/fd"):
-                    with suppress(OSError):
+                    with suppress(*_UNSEEN):
                         status = entry.stat()
                         if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                             found[status.st_dev, status.st_ino] = status.st_blocks * 512
+                        elif stat.S_ISSOCK(status.st_mode):
+                            sockets.add(status.st_ino)
         on_disk = sum(size for (device, _), size in found.items() if device in disks)
-        return sum(found.values()) - on_disk, on_disk
+        in_sockets = max(0, len(sockets) - _FREE_SOCKETS) * _SOCKET_BYTES
+        return sum(found.values()) - on_disk + in_sockets, on_disk
 
     def _named_files(self) -> int:
         """Return the bytes of the program's own folders, read again whenever their disk fills up."""
@@ -394,7 +416,7 @@ def _size_of(folder: str) -> int:
                     if stat.S_ISDIR(status.st_mode):
                         folders.append(entry.path)
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
+            if not isinstance(error, _UNSEEN):
                 return sys.maxsize
         if number > _MAX_FILES:
             return sys.maxsize
@@ -412,7 +434,7 @@ def _memory_of(processes: list[str], nameless: int, *, precise: bool) -> int:
         file, anonymous, shared = ("status", b"RssAnon:", b"RssShmem:")
     own = mapped = 0
     for process in processes:
-        with suppress(OSError):
+        with suppress(*_UNSEEN):
             with open(f"/proc/{process}/{file}", "rb") as opened:
                 text = opened.read()
             own += _kibibytes(text, anonymous) << 10
@@ -423,6 +445,33 @@ def _memory_of(processes: list[str], nameless: int, *, precise: bool) -> int:
         place = segments.readline().split().index("rss")
         in_files += sum(int(line.split()[place]) for line in segments)
     return own + max(mapped, in_files)
+
+
+def _shared_memory() -> int:
+    """Return the bytes of memory on this machine that files hold, with and without a name."""
+    with open("/proc/meminfo", "rb") as file:
+        return _kibibytes(file.read(), b"Shmem:") << 10
+
+
+def _holds_hidden(process: str) -> bool:
+    """Return whether a process may hold files in memory that cannot be measured.
+
+    Such are mapped but not open, sent to a socket that nobody reads, or of a process that closed itself.
+    """
+    try:
+        with open(f"/proc/{process}/maps", "rb") as file:
+            if _HIDDEN.search(file.read()):
+                return True
+        for number in os.listdir(f"/proc/{process}/fd"):
+            path = f"/proc/{process}/fdinfo/{number}"
+            with suppress(FileNotFoundError), open(path, "rb") as file:
+                if _SENT.search(file.read()):
+                    return True
+    except PermissionError:
+        return process != "1"
+    except _UNSEEN:
+        pass
+    return False
 
 
 def _kibibytes(text: bytes, name: bytes) -> int:
