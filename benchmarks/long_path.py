@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from harness.results import keep, machine, parser, stored
-from harness.tiny_families import FAMILIES, SHAPE
+from harness.tiny_families import FAMILIES, SHAPE, small_model
 from transformers import AutoConfig
 from tree_row import Memory
 
@@ -32,7 +32,6 @@ from agentrl.data.tokens import TurnTokens
 from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_attention
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
-from agentrl.models.small_copy import small_model
 from agentrl.trainer.learner.passes import forward_backward
 
 NUM_TURNS = 8

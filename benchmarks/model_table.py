@@ -26,19 +26,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness.random_groups import random_group
 from harness.tiny_families import FAMILIES, VOCABULARY, tiny_model
 from harness.tiny_vision import VISION_FAMILIES, shown_pictures, vision_model
-from harness.trees import make_record, make_turn
+from harness.trees import gradient, make_record, make_turn, relative_error
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data import SelectedGroup, TokenTree, build_step, select_group
-from agentrl.data.random_groups import random_group
+from agentrl.data.rows import Merge
 from agentrl.data.shown_images import ImageBook, ShownImage, expanded, processor_key
 from agentrl.distributed import Ranks
-from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_attention
+from agentrl.models.attention.attention_registry import (
+    TREE_ATTENTION,
+    set_attention,
+    with_own_attention,
+)
 from agentrl.models.checkpoint_export import save_hf
 from agentrl.models.load import load_policy, wrap_policy
 from agentrl.models.policy import PolicyModel, target_logprobs
@@ -47,7 +52,6 @@ from agentrl.plugins.engine.generation.model_runner import load_model
 from agentrl.plugins.engine.generation.token_sequence import DrawParams, TokenSequence
 from agentrl.plugins.engine.weights.live_weights import read_weights
 from agentrl.trainer.learner.learner import Learner
-from agentrl.trainer.learner.merge_check import packing_errors, separate_gradient
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +65,7 @@ Gemma 4's own float32 gradient differs by 1e-5 to 5e-5 from the exact one, depen
 NAMES = (*FAMILIES, *VISION_FAMILIES)
 TEMPERATURE = 2.0
 """Sampling temperature: random models are certain of single tokens, which would test nothing."""
-_SMOOTH = AlgorithmSection(loss_calculator="REINFORCE", importance_weight_cap_ratio=1e12)
+_SMOOTH: dict[str, Any] = {"kind": "REINFORCE", "importance_weight_cap_ratio": 1e12}
 """Without clip bounds, which rounding would let single ratios cross."""
 LIMITS = SchedulerLimits(
     max_running=8,
@@ -139,7 +143,18 @@ def trainer_error(family: str, dtype: torch.dtype, seed: int) -> float:
     policy = policy_of(made(family, dtype))
     errors: list[float] = []
     for group in random_groups(family, seed):
-        errors += packing_errors(policy, group, _SMOOTH).values()
+        expected = separate_gradient(policy, group)
+        longest = max(len(turn.path) for turn in group.turns)
+        packings: tuple[tuple[Merge, int], ...] = (
+            ("tree", 10**9),
+            ("linear", 10**9),
+            ("packed", 10**9),
+            ("tree", longest),
+            ("tree", max(1, longest // 3)),
+        )
+        for merge, token_budget in packings:
+            step = build_step([group], policy_version=3, token_budget=token_budget, merge=merge)
+            errors.append(relative_error(gradient(policy, step, **_SMOOTH)[1], expected))
     return float(np.max(errors))
 
 
@@ -149,10 +164,16 @@ def own_rounding(family: str, seed: int) -> float:
     policy, exact = policy_of(model), policy_of(deepcopy(model).double())
     errors: list[float] = []
     for group in random_groups(family, seed):
-        expected = separate_gradient(exact, group, _SMOOTH)
-        rounded = separate_gradient(policy, group, _SMOOTH)
-        errors.append(float((rounded - expected).norm() / expected.norm()))
+        expected = separate_gradient(exact, group)
+        errors.append(relative_error(separate_gradient(policy, group), expected))
     return float(np.max(errors))
+
+
+def separate_gradient(policy: PolicyModel, group: SelectedGroup) -> torch.Tensor:
+    """Gradient of a group's turns, one per pass, in transformers' own layers."""
+    step = build_step([group], policy_version=3, token_budget=1, merge="none")
+    with with_own_attention(policy.model):
+        return gradient(policy, step, **_SMOOTH)[1]
 
 
 def policy_of(model: PreTrainedModel) -> PolicyModel:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 from harness.processes import ROOT
+from harness.random_groups import random_group
 from harness.results import parser, report
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data.batch import StepBatch, build_step
-from agentrl.data.random_groups import random_group
 from agentrl.distributed import Ranks
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 
 from agentrl.store.private_mongod import EmbeddedMongo
 
-MERGES = ("tree", "linear", "none")
+MERGES = ("tree", "none")
 ALL_SAMPLES = 10**6
 """Staleness bound of trainers that follow: their versions lag behind the samples."""
 

@@ -10,9 +10,7 @@ the parent was already served with. Those that were not in the cache of the bran
 `other_weights` is the share of branches that another version of the weights sampled than their parent's
 turn; `computed_again_same_weights` leaves them out.
 
-Then two trainers follow on the stored rollouts, one with merged trees, one with a row per rollout:
-`training` has the tokens that they computed, and `seconds` of forward, backward and optimizer without
-the first step, which loads libraries.
+`training` has the tokens that the trainer computed, and their ratio to those of a row per rollout.
 """
 
 import argparse
@@ -23,15 +21,13 @@ from statistics import mean
 from typing import Any
 
 from harness.results import parser, report
-from replay import ALL_SAMPLES, agentrl, seconds, step_metrics
+from replay import agentrl, step_metrics
 
 from agentrl.schema import DispatchedSamplingTask, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
 RUN = "tree_sampling"
-MERGES = {"tree": "tree", "chains": "linear"}
-"""Value of `--merge` by what the rollouts are trained as."""
 
 
 def last_version(turn: DispatchedSamplingTask) -> int:
@@ -74,32 +70,11 @@ async def branches(database: str) -> dict[str, Any]:
     }
 
 
-def training(folder: Path, database: str, steps: int) -> dict[str, Any]:
-    """Train on the rollouts of a run as trees and as chains; return what each cost."""
-    found = {}
-    for kind, merge in MERGES.items():
-        own = {"output_dir": folder / kind, "consumer": f"as_{kind}", "merge": merge}
-        agentrl(
-            "train",
-            folder,
-            RUN,
-            **own,
-            max_steps=steps,
-            db_connection_string=database,
-            enable_sampling="false",
-            max_staleness=ALL_SAMPLES,
-            rollouts="tree",
-        )
-        metrics = step_metrics(folder / kind)
-        found[kind] = {
-            "tokens": sum(step["num_forward_tokens"] for step in metrics),
-            "seconds": round(seconds(metrics), 3),
-        }
-    ratios = {
-        f"{name}_ratio": round(found["tree"][name] / found["chains"][name], 3)
-        for name in ("tokens", "seconds")
-    }
-    return {**found, **ratios}
+def training(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the tokens of training on trees, relative to a row per rollout."""
+    tokens = [step["num_forward_tokens"] for step in steps]
+    by_rollout = [step["num_forward_tokens"] * step["merge_rollouts"] for step in steps]
+    return {"tokens": sum(tokens), "tokens_ratio": round(sum(tokens) / sum(by_rollout), 3)}
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:
@@ -123,7 +98,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
                 "server": given.server or "embedded",
                 "steps": given.steps,
                 "sampling": asyncio.run(branches(database)),
-                "training": training(folder, database, given.steps),
+                "training": training(step_metrics(folder / "played")),
             }
 
 

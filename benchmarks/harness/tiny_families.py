@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from agentrl.models.small_copy import small_model
+from agentrl.models.vision.image_encoders import model_class
 
 VOCABULARY = 40
 WINDOW = 7
@@ -163,11 +163,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Name in the table of families: transformers' model type, and what its configuration adds."""
+FURTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ("apertus", "cohere", "glm", "gpt_neox", "olmo", "phi")},
+    "gemma": ("gemma", _HEADS),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "granitemoe": ("granitemoe", _LOCAL_EXPERTS),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phimoe": ("phimoe", {**_LOCAL_EXPERTS, "sliding_window": None}),
+    "bamba": (
+        "bamba",
+        {**_MAMBA, "mamba_n_heads": 8, "num_hidden_layers": 3, "attn_layer_indices": [1]},
+    ),
+}
+"""Proven exact on token trees as well, and not in the table."""
 
 
 def tiny_config(family: str) -> PretrainedConfig:
     """The configuration of a family's tiny model."""
-    model_type, own = FAMILIES[family]
+    model_type, own = {**FAMILIES, **FURTHER_FAMILIES}[family]
     config: PretrainedConfig = AutoConfig.for_model(model_type, **{**SHAPE, **own})
     return config
 
@@ -176,4 +189,28 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedMod
     """A random model of a family."""
     model = small_model(tiny_config(family))
     model.to(dtype=dtype)  # type: ignore[call-arg]
+    return model
+
+
+def small_model(config: PretrainedConfig) -> PreTrainedModel:
+    """A random float64 model of a small configuration."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model: PreTrainedModel = model_class(config).from_config(config, dtype=torch.float32)
+    return randomized(model).double()
+
+
+@torch.no_grad()
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
+    """Move every parameter of a small model away from its initial value (in place).
+
+    A parameter that stays at 0 or 1 (norms, sinks, biases, time steps) would hide a missing term.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.add_(noise * (0.15 if parameter.dim() > 1 else 0.2))
+    for name, values in model.named_buffers():
+        if "correction_bias" in name:
+            values.add_(torch.randn(values.shape, generator=generator) * 0.2)
     return model

@@ -12,9 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from agentrl.data.shown_images import ShownImage
-from agentrl.models.small_copy import randomized
 from agentrl.models.vision.image_reader import ImageReader
-from harness.tiny_families import DELTA, SHAPE
+from harness.tiny_families import DELTA, SHAPE, randomized
 from harness.tiny_tokenizer import SEEING, write_seeing_tokenizer
 
 TEXT_VOCABULARY = 40
@@ -80,6 +79,16 @@ VISION_FAMILIES: dict[str, Family] = {
     "qwen3_vl_moe": _qwen({**_EXPERTS, **_QWEN3}, _DEEP),
     "qwen3_5": _qwen(
         {**_DELTA, "head_dim": 16, "rope_parameters": _PARTIAL}, {"num_position_embeddings": 64}
+    ),
+    "qwen3_5_moe": _qwen(
+        {
+            **_DELTA,
+            **_EXPERTS,
+            "shared_expert_intermediate_size": 32,
+            "head_dim": 16,
+            "rope_parameters": _PARTIAL,
+        },
+        {"num_position_embeddings": 64},
     ),
     "gemma3": (
         {

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data import random_groups
 from agentrl.data.batch import StepBatch
 from agentrl.data.select import SelectedGroup
 from agentrl.data.shown_images import ShownImage
@@ -24,6 +23,7 @@ from agentrl.schema import (
     VersionSpan,
 )
 from agentrl.trainer.learner.passes import forward_backward
+from harness import random_groups
 
 NO_AUTOCAST = torch.autocast("cpu", enabled=False)
 VOCABULARY = 40
@@ -167,10 +167,11 @@ def gradient(
     kind: str = "GRPO",
     chunk_size: int = 4096,
     autocast: torch.autocast = NO_AUTOCAST,
+    **settings: Any,
 ) -> tuple[float, torch.Tensor]:
-    """Loss and flat gradient of a whole step, all ranks summed."""
+    """Loss and flat gradient of a whole step, all ranks summed; settings are of the algorithm."""
     policy.zero_grad(set_to_none=True)
-    algorithm = AlgorithmSection(loss_calculator=kind)
+    algorithm = AlgorithmSection(loss_calculator=kind, **settings)
     total = sum(
         forward_backward(
             policy, micro_batch, algorithm, chunk_size=chunk_size, autocast=autocast

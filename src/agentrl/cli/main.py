@@ -33,11 +33,7 @@ _OWN: dict[str, tuple[str, str]] = {
     "doctor": ("commands:doctor", "check this machine: packages, GPUs, database, servers, tools"),
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
     "tasks": ("task_commands:tasks", "add|list|retry|stats: manage the questions of a run"),
-    "replay": ("verify_commands:replay", "repeat recorded optimizer steps, and compare"),
-    "verify": (
-        "verify_commands:verify",
-        "merge: check that training on merged trees is exact",
-    ),
+    "replay": ("replay_command:replay", "repeat recorded optimizer steps, and compare"),
     "store": (
         "store_commands:store",
         "up|set|rescore|stats|export|import|bundle|compact|drop: database",

@@ -257,15 +257,6 @@ class WorkerGroup:
         """
         return await self._on_all_ranks(Learner.check_merge, merged, separate)
 
-    async def time_packings(self, merged: Shares, unmerged: Shares) -> list[float]:
-        """Return the seconds of two packings of the same turns; the run stays as it is.
-
-        Args:
-            merged: their micro-batches.
-            unmerged: the same turns.
-        """
-        return await self._on_all_ranks(Learner.time_packings, merged, unmerged)
-
     async def evaluate(self, shares: Shares) -> float:
         """Return the mean negative logprob of all target tokens."""
         return await self._on_all_ranks(Learner.evaluate, shares)

@@ -143,7 +143,7 @@ def start_weights(
     check_can_be_computed(path, raw_config(path), trust_remote_code=trusted)
     config = read_config(path, trust_remote_code=trusted)
     check_parallel_support(config, shape)
-    check_stages(config, shape.pp, trust_remote_code=trusted)
+    check_stages(config, shape.pp)
     return weights
 
 

@@ -479,9 +479,7 @@ def test_the_loss_is_one_of_reinforcement_learning_in_any_case() -> None:
 
 
 def test_a_choice_that_is_not_known_names_the_nearest_and_all() -> None:
-    expected = (
-        "--merge trees is not known; did you mean tree? (known: auto, tree, linear, packed, none)"
-    )
+    expected = "--merge trees is not known; did you mean tree? (known: auto, tree, packed, none)"
     with pytest.raises(ConfigError) as error:
         parse_flags(["--merge", "trees"])
     assert str(error.value) == expected

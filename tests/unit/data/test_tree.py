@@ -3,10 +3,10 @@ import sys
 
 import numpy as np
 import pytest
+from harness.random_groups import MOVES, random_turns
 from harness.trees import VOCABULARY, make_turn, random_group
 
 from agentrl.data import TokenTree
-from agentrl.data.random_groups import MOVES, random_turns
 from agentrl.data.rows import Merge
 from agentrl.data.tokens import turn_tokens
 from agentrl.schema import DispatchedSamplingTask, rebuild_prompts
@@ -176,6 +176,6 @@ def test_trees_and_batches_are_built_without_torch() -> None:
 import sys
 for name in ("torch", "transformers", "accelerate"):
     sys.modules[name] = None
-import agentrl.data.random_groups, agentrl.algorithms.filters
+import agentrl.data, agentrl.algorithms.filters
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

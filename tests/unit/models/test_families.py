@@ -1,12 +1,14 @@
-"""Every family trains on trees exactly: against one turn a pass through the model as it came."""
+"""Every family of the list trains on trees exactly: against one turn a pass through its own model."""
 
 import pytest
 import torch
-from harness.tiny_families import FAMILIES, tiny_model
+from harness.tiny_families import FAMILIES, FURTHER_FAMILIES, tiny_model
+from harness.tiny_vision import VISION_FAMILIES
 from harness.trees import gradient, num_chunked, random_group, relative_error
 
 from agentrl.data.batch import build_step
 from agentrl.models.attention.attention_registry import TREE_ATTENTION, with_own_attention
+from agentrl.models.families import TREE_FAMILIES
 from agentrl.models.load import wrap_policy
 
 torch.set_num_threads(1)
@@ -15,12 +17,17 @@ EVERY_KIND = ("gpt_oss", "deepseek_v3", "granite", "qwen3_5_text", "nemotron_h",
 """Sinks and windows, latent heads, scaled logits, delta rule, Mamba-2, short convolution."""
 
 
+def test_the_list_has_what_is_tested_and_nothing_else() -> None:
+    texts = {model_type for model_type, _ in (FAMILIES | FURTHER_FAMILIES).values()}
+    assert texts | VISION_FAMILIES.keys() == TREE_FAMILIES  # images are tested in `test_vision.py`
+
+
 @pytest.mark.filterwarnings("ignore:.*falling back to its reference PyTorch implementation")
 @pytest.mark.parametrize(
     "family",
     [
         pytest.param(family, marks=() if family in EVERY_KIND else pytest.mark.slow)
-        for family in FAMILIES
+        for family in (*FAMILIES, *FURTHER_FAMILIES)
     ],
 )
 def test_gradients_of_trees_are_those_of_turns_through_the_model_as_it_came(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from harness.random_groups import MAX_BACK, MOVES, group_of_moves
 from harness.trees import (
     VOCABULARY,
     gradient,
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from support.separate import sampled_by, separate_gradient
 
 from agentrl.data.batch import StepBatch, build_step
-from agentrl.data.random_groups import MAX_BACK, MOVES, group_of_moves
 from agentrl.data.rows import Merge, TokenTree
 from agentrl.data.select import SelectedGroup
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness.random_groups import random_group
 from harness.tiny_vision import (
     TEXT_VOCABULARY,
     VISION_FAMILIES,
@@ -22,7 +23,6 @@ from transformers import AutoImageProcessor, PreTrainedModel
 
 from agentrl.data import rows
 from agentrl.data.batch import MicroBatch, build_step
-from agentrl.data.random_groups import random_group
 from agentrl.data.select import SelectedGroup
 from agentrl.data.shown_images import PlacedImage, RowImages, ShownImage, rotary_positions
 from agentrl.data.tokens import TurnTokens

@@ -407,7 +407,6 @@ def test_this_checkout_has_every_road() -> None:
     functions = " ".join(road)
     for name in ("train_steps", "Learner.forward_backward", "loss_of", "GroupReader.read_step"):
         assert name in functions
-    assert "merge_trial" not in functions
     request = " ".join(found["names"]["modules_an_agent_request_passes"])
     assert "Renderer.parse" in request
     assert "Coalescer.submit" in request

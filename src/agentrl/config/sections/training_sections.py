@@ -211,10 +211,10 @@ class TrainerSection(ConfigSection):
     max_tokens: int = Field(default=65536, ge=1)
     """Maximum number of tokens in one forward pass; trees with longer paths are computed in
     chunks."""
-    merge: Literal["auto", "tree", "linear", "packed", "none"] = "auto"
-    """Prefix sharing in the forward pass. `tree`: over the whole group; `linear`: within a record;
-    `packed`: none, with turns side by side in a pass; `auto`: `tree`, or `packed` where the run
-    measures that it is faster (never with full_determinism); `none`: one turn per forward pass, with the model's own attention, for every model that
+    merge: Literal["auto", "tree", "packed", "none"] = "auto"
+    """Prefix sharing in the forward pass. `tree`: over the whole group; `packed`: none, with turns
+    side by side in a pass; `auto`: `tree`, or `packed` where a tree would save fewer than 8 tokens a
+    turn; `none`: one turn per forward pass, with the model's own attention, for every model that
     transformers supports."""
     verify_merge: int = Field(default=0, ge=0)
     """Interval in steps at which a step is also computed without merging; the run stops with a

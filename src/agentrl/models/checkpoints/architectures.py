@@ -1,8 +1,8 @@
 """Checks a model's configuration before its weights are read: how it divides over ranks.
 
 Input: a configuration as read by transformers, or plain `config.json` (`raw_config`), which lets
-commands refuse a mesh before anything imports torch. Whether a model trains on token trees is
-tested elsewhere (`trainer.learner.merge_trial`).
+commands refuse a mesh before anything imports torch. Which models train on token trees is in
+`trainer.merging`.
 """
 
 import importlib.util

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from transformers import PretrainedConfig
@@ -18,7 +19,6 @@ from agentrl.config.sections import DataSection, RootConfig, RunSection
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.config.validation.fine_tuning import with_fine_tuning_defaults
 from agentrl.data import StepBatch
-from agentrl.data.rows import Merge
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import num_positions
@@ -31,7 +31,6 @@ from agentrl.plugins.sft.curriculum import (
     next_token_example,
     record_examples,
     sft_batch,
-    sft_group,
 )
 from agentrl.plugins.sft.learned import summed_up, suspicions
 from agentrl.renderers.renderer import Renderer
@@ -39,9 +38,8 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.checkpoint import Checkpoint, CheckpointSaver, checkpoint_to_resume
-from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.merge_choice import MergeChoice
+from agentrl.trainer.merging import built_step, with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, check_last_steps, learner_figures
 from agentrl.trainer.metrics.metrics_file import append_eval_loss
@@ -170,7 +168,6 @@ class _SftLoop:
         self._group = session.group
         self._history = session.history
         self._trainer = session.trainer
-        self._merge = MergeChoice(session.trainer, session.group, session.history)
         self._curriculum = curriculum
         self._examples = examples
         self._held_out = held_out
@@ -217,18 +214,7 @@ class _SftLoop:
         members = self._curriculum.members(step)
         examples = [self._examples[index] for index in members]
         seconds: dict[str, float] = {}
-
-        def build(merge: Merge) -> StepBatch:
-            return sft_batch(
-                examples,
-                token_budget=self._trainer.max_tokens,
-                num_ranks=self._group.dp_size,
-                by_token=self._by_token,
-                merge=merge,
-            )
-
-        batch = await asyncio.to_thread(build, self._merge.first)
-        batch = await self._merge.chosen(batch, [sft_group(examples)], build, seconds)
+        batch = await self._batch(examples, by_token=self._by_token)
         await self._group.forward_backward(batch.micro_batches)
         outcome = await self._group.optim_step()
         check_finite(self._history, step, outcome, self._session.output_path)
@@ -245,7 +231,6 @@ class _SftLoop:
             num_output_tokens=stats.num_targets,
             num_trained_tokens=stats.num_targets if is_applied else 0,
             seconds=seconds,
-            merge_seconds=self._merge.timed,
             **learner_figures(outcome, stats, num_ranks=self._group.num_ranks),
         )
         self._history.steps.append(metrics)
@@ -256,15 +241,19 @@ class _SftLoop:
         self._session.report(metrics)
         await call_after_step(self._trainer.on_step, metrics)
 
-    async def _evaluate(self) -> None:
-        """Record the loss on the held-out conversations."""
-        batch = await asyncio.to_thread(
+    async def _batch(self, examples: Sequence[Example], *, by_token: bool = True) -> StepBatch:
+        build = partial(
             sft_batch,
-            self._held_out,
+            examples,
             token_budget=self._trainer.max_tokens,
             num_ranks=self._group.dp_size,
-            merge=self._merge.first,
+            by_token=by_token,
         )
+        return await asyncio.to_thread(built_step, build, self._trainer.merge)
+
+    async def _evaluate(self) -> None:
+        """Record the loss on the held-out conversations."""
+        batch = await self._batch(self._held_out)
         loss = await self._group.evaluate(batch.micro_batches)
         step = self._history.last_step
         self._history.eval_losses[step] = loss

@@ -190,15 +190,9 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
     "merge": FigureWords(
         "Shared prefixes",
         "way",
-        "What was computed once: prefixes of the whole group (tree), of a rollout (linear), or none "
-        "(packed, none).",
-        "`tree` unless few tokens are shared; `--merge auto` then takes what it measured as faster.",
-    ),
-    "merge_seconds": FigureWords(
-        "Time with and without merging",
-        "s by way",
-        "Time of a part of the step, merged and unmerged, in the step that measured it.",
-        "Once in a run whose turns share little; the faster way is used from then on.",
+        "What was computed once: prefixes of the whole group (tree), or none (packed, none).",
+        "`tree`; `packed` where `--merge auto` finds that turns share too little, `none` for models "
+        "that do not train on trees.",
     ),
     "merge_tokens": FigureWords(
         "Tokens saved by merging",

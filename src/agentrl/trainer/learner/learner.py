@@ -41,7 +41,6 @@ from agentrl.models.checkpoint_export import TEMPLATE_FILE, read_tokenizer_files
 from agentrl.models.flops import peak_tflops
 from agentrl.models.lora import adapter_tensors, has_adapter, save_adapter
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
-from agentrl.trainer.learner.merge_timing import packing_seconds
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import Passes, PassOutcome, WholePasses
 from agentrl.trainer.learner.rank_models import RankModels
@@ -245,23 +244,6 @@ class Learner:
             tolerance=STEP_TOLERANCE[self._precision.compute],
             ranks=self._ranks,
             stages=self._stages,
-        )
-
-    def time_packings(self, *packings: Sequence[MicroBatch]) -> list[float]:
-        """Return the seconds that each packing takes on the slowest rank (collective).
-
-        Gradients and random states stay as they are.
-
-        Args:
-            packings: this rank's micro-batches of each.
-        """
-        # A loss of the user's may count its calls.
-        algorithm = _reinforce(self._settings.algorithm)
-        return packing_seconds(
-            self._policy,
-            packings,
-            accumulate=lambda batches: self._accumulate(batches, algorithm),
-            ranks=self._ranks,
         )
 
     def _accumulate(

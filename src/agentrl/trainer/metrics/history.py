@@ -65,8 +65,6 @@ class StepMetrics(BaseModel):
     """Mean |policy - behavior| logprob of the target tokens."""
     merge: Merge | None = None
     """Which prefixes the rows shared; releases before 0.3 did not note it."""
-    merge_seconds: dict[str, float] = Field(default_factory=dict)
-    """Seconds of a part of the step, `merged` and `unmerged`, if `--merge auto` timed them in it."""
     merge_tokens: float | None = None
     """Tokens of separate rows over those that went through the model."""
     merge_rollouts: float | None = None
@@ -140,8 +138,6 @@ class History(BaseModel):
     """Groups that were trained on or dropped by the steps so far."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """Wall time by phase over all processes that worked on this run, `total` included."""
-    merge_seconds: dict[str, float] = Field(default_factory=dict)
-    """Those of the step that timed them; later steps, also of a resumed run, follow them."""
     consecutive_skips: int = 0
     eval_losses: dict[int, float] = Field(default_factory=dict)
     """Step -> loss on held-out conversations (supervised fine-tuning)."""

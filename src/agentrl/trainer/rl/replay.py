@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,8 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup, ending_ranks_on_error, learners, run_on_ranks
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.learner.learner import StepOutcome
-from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.merge_choice import way_to_start
+from agentrl.trainer.merging import built_step, with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
 from agentrl.trainer.metrics.metrics_file import recorded_steps
@@ -213,15 +213,17 @@ async def _replay_step(
     trainings, records = await store.ledger.trained_groups(config.trainer.consumer, step)
     turns = (turn for of_task in records for record in of_task for turn in record.turns)
     groups, differences = _select(config, step, trainings, records, await images.book(turns))
-    batch = build_training_step(
+    build = partial(
+        build_training_step,
         groups,
         config.algorithm,
         policy_version=step - 1,
         token_budget=config.trainer.max_tokens,
-        merge=recorded.merge or way_to_start(config.trainer),
         num_ranks=group.dp_size,
         attention_cost=group.attention_cost,
     )
+    # Another release may have chosen another way.
+    batch = built_step(build, recorded.merge or config.trainer.merge)
     await group.forward_backward(batch.micro_batches)
     outcome = await group.optim_step()
     differences += [

@@ -38,7 +38,6 @@ def step_metrics(
     num_ranks: int,
     seconds: dict[str, float],
     merge_error: float | None = None,
-    merge_seconds: dict[str, float],
 ) -> StepMetrics:
     """Return the figures of one optimizer step.
 
@@ -49,7 +48,6 @@ def step_metrics(
         num_ranks: number of ranks, for figures per device.
         seconds: wall time by phase.
         merge_error: relative gradient error, if the step was verified.
-        merge_seconds: seconds of both ways to compute the step, if they were timed.
     """
     is_applied = outcome.skipped is None
     num_dropped = int(outcome.ratios.num_dropped.sum() + outcome.ratios.num_masked.sum())
@@ -71,7 +69,6 @@ def step_metrics(
         route_conflicts=stats.num_expert_conflicts,
         dropped=dict(step_groups.dropped),
         merge_error=merge_error,
-        merge_seconds=merge_seconds,
         teacher_wait_seconds=round(step_groups.teacher_wait_seconds, 3),
         loss_metrics={
             name: value for name, value in outcome.loss_metrics.items() if math.isfinite(value)

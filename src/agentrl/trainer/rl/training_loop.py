@@ -34,8 +34,7 @@ from agentrl.store import DEFAULT_CONSUMER
 from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.learner.learner import StepOutcome
-from agentrl.trainer.learner.merge_trial import with_exact_merge
-from agentrl.trainer.merge_choice import MergeChoice
+from agentrl.trainer.merging import built_step, with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, check_last_steps
 from agentrl.trainer.metrics.reporting import write_merge_report
@@ -195,7 +194,6 @@ class TrainingRun:
         self._history = session.history
         self._config = config
         self._trainer = config.trainer
-        self._merge = MergeChoice(session.trainer, session.group, session.history)
         self.store = run.store
         """The run's database."""
         self._consumer = config.trainer.consumer
@@ -288,9 +286,8 @@ class TrainingRun:
         self._phase.enter("training")
         with self._history.timed("prepare", self._seconds):
             build = partial(self._build_batch, groups)
-            batch = await asyncio.to_thread(build, self._merge.first)
+            batch = await asyncio.to_thread(built_step, build, self._session.trainer.merge)
         await self._versions.acquire_device(self._seconds)
-        batch = await self._merge.chosen(batch, groups.groups, build, self._seconds)
         self._merge_error = None
         if self._trainer.verify_merge and groups.step % self._trainer.verify_merge == 0:
             with self._history.timed("verify", self._seconds):
@@ -392,7 +389,6 @@ class TrainingRun:
             num_ranks=self._group.num_ranks,
             seconds=self._seconds,
             merge_error=self._merge_error,
-            merge_seconds=self._merge.timed,
         )
         check_finite(self._history, groups.step, outcome, self.output_path)
         self._history.steps.append(self._metrics)

@@ -14,14 +14,8 @@ from agentrl.data import build_step
 from agentrl.data.batch import MicroBatch
 from agentrl.data.rows import Merge
 from agentrl.distributed import Ranks
-from agentrl.models.attention.sdpa import SDPABackend
 from agentrl.models.policy import PolicyModel
-from agentrl.trainer.learner.merge_check import (
-    MergeCheck,
-    check_merge,
-    check_random_trees,
-    small_random_policies,
-)
+from agentrl.trainer.learner.merge_check import MergeCheck, check_merge
 from agentrl.trainer.learner.passes import forward_backward
 
 torch.set_num_threads(1)
@@ -70,22 +64,3 @@ def test_not_a_number_is_not_equal() -> None:
     (batch,) = step("tree")
     wrong = replace(batch, weights=np.full_like(batch.weights, np.nan))
     assert not checked(tiny_policy(), [wrong]).is_equal
-
-
-def test_random_trees_show_attention_to_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = SDPABackend.attend
-
-    def sees_neighbours(
-        self: SDPABackend,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        **arguments: Any,
-    ) -> torch.Tensor:
-        return attend(self, query, key, value.roll(1, dims=2), **arguments)
-
-    monkeypatch.setattr(SDPABackend, "attend", sees_neighbours)
-    policies = small_random_policies(torch.float64, torch.device("cpu"))[:1]
-    found = check_random_trees(policies, seed=0, trees=1)
-    assert not found.is_equal
-    assert found.max_relative_gradient_error > 1e-3

@@ -226,7 +226,7 @@ async def test_bfloat16_is_for_computing_and_steps_add_up_in_float32(
     "flags",
     [
         {"loss_calculator": "MINIRL", "token_level_loss": "false", "strict_in_bound": "true"},
-        {"loss_calculator": "GSPO", "merge": "linear"},
+        {"loss_calculator": "GSPO", "merge": "packed"},
         {"loss_calculator": "CISPO", "skip_length_normalization": "true"},
         {"out_of_date_decay": 0.1, "beta1": 0.5, "beta2": 0.5, "merge": "none"},
     ],
@@ -864,7 +864,6 @@ async def test_no_figure_of_a_step_is_left_empty(
     at_rest.add("reward_min")
     at_rest.add("route_conflicts")  # the model is dense
     at_rest.add("loss_metrics")  # the loss is built in
-    at_rest.add("merge_seconds")  # trees save so much that nothing is timed
     at_rest |= {
         "credit_spread",
         "branched_records",

@@ -1,7 +1,4 @@
-"""Random groups with every kind of branching, as input for checks of merged training.
-
-`agentrl verify merge`, tests and benchmarks use them instead of rollouts.
-"""
+"""Random groups with every kind of branching, as input for checks of merged training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
