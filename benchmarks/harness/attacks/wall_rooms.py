@@ -158,7 +158,7 @@ def stage(folder: Path, user: int | None = None) -> Iterator[Given]:
             "programs": [str(PROGRAM), str(wall_child.__file__)],
             "handles": [_handle(path) for path in paths.values()],
             "sockets": {**sockets, "abstract": told["abstract"], "datagram": told["datagram"]},
-            "tmux": f"/tmp/tmux-{os.getuid() if user is None else user}/{name}",
+            "tmux": _tmux_socket(name, user),
             "ssh_agent": agent,
         }
 
@@ -186,6 +186,9 @@ def _sessions(
     """Start a session of tmux and an agent with a key; return the agent's socket."""
     tmux = ["tmux", "-L", name, "-f", os.devnull]
     _done([*prefix, *tmux, "new-session", "-d", "sleep 3000"], environment)
+    # tmux leaves its socket behind.
+    left = _tmux_socket(name, None if not prefix else STRANGER)
+    stack.callback(Path(left).unlink, missing_ok=True)
     stack.callback(_done, [*prefix, *tmux, "kill-server"], environment)
     socket, key = str(folder / "agent/socket"), str(folder / "home/agent-key")
     keeper = subprocess.Popen(
@@ -196,6 +199,10 @@ def _sessions(
     _done([*prefix, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], environment)
     _done([*prefix, "ssh-add", "-q", key], environment | {"SSH_AUTH_SOCK": socket})
     return socket
+
+
+def _tmux_socket(name: str, user: int | None) -> str:
+    return f"/tmp/tmux-{os.getuid() if user is None else user}/{name}"
 
 
 def _as_user(user: int) -> list[str]:
