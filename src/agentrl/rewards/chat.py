@@ -3,11 +3,10 @@
 The caller decides what an outage means (a missing score, a failed attempt).
 """
 
-import asyncio
 import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 import httpx
@@ -17,6 +16,7 @@ from agentrl.rewards.agent_config import ChatModels, ModelEndpoint
 from agentrl.rewards.judge_gate import MayNotAsk
 from agentrl.runtime.http.bounded_replies import NOT_COMPRESSED, json_of, read_reply
 from agentrl.runtime.http.http_clients import open_client
+from agentrl.runtime.retries import retried
 
 _T = TypeVar("_T")
 Admit = Callable[[ModelEndpoint], AbstractAsyncContextManager[None]]
@@ -66,23 +66,20 @@ async def ask_models(
     Raises:
         InferenceError: no model returned a usable reply; the message gives the last error of each.
     """
+
+    async def attempt(endpoint: ModelEndpoint) -> _T:
+        async with nullcontext() if admit is None else admit(endpoint):
+            reply = await _ask(client, endpoint, settings, prompt)
+        return read(reply)
+
+    pauses = [settings.retry_delay * backoff_factor**n for n in range(settings.max_retries)]
     reasons = []
     for endpoint in settings.models:
-        delay, reason = settings.retry_delay, ""
-        for attempt in range(settings.max_retries + 1):
-            if attempt:
-                await asyncio.sleep(delay)
-                delay *= backoff_factor
-            try:
-                async with nullcontext() if admit is None else admit(endpoint):
-                    reply = await _ask(client, endpoint, settings, prompt)
-                return endpoint.model, read(reply)
-            except Retryable as error:
-                reason = str(error)
-            except (_GiveUp, MayNotAsk) as error:
-                reason = str(error)
-                break
-        reasons.append(f"{endpoint.model}: {reason}")
+        try:
+            ask = partial(attempt, endpoint)
+            return endpoint.model, await retried(ask, on=Retryable, pauses=pauses)
+        except (Retryable, _GiveUp, MayNotAsk) as error:
+            reasons.append(f"{endpoint.model}: {error}")
     raise InferenceError("; ".join(reasons))
 
 

@@ -24,13 +24,14 @@ from agentrl.errors import InferenceError, ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync.version_files import is_of_same_run
 from agentrl.inference.wire import MIXED_LABEL, PauseMode, adapter_version
+from agentrl.runtime.retries import retried
 from agentrl.schema import Policy
 
 # Earlier versions crash if the cache is flushed while retracted requests wait.
 _RETRACT_SINCE = (0, 5, 20)
 # Part of SGLang's message if weights were loaded but the flush was refused. Do not load them again.
 _UPDATED_NOT_FLUSHED = "weights were updated"
-_CONTINUE_ATTEMPTS = 3
+_CONTINUE_PAUSES = (0.2, 0.4)
 _CONTINUE_SECONDS = 5.0
 _FLUSH_RETRY_SECONDS = 0.05
 _CLEANUP_SECONDS = 3.0
@@ -271,14 +272,7 @@ async def _load_weights(
 
 async def _resume(client: SGLangClient) -> None:
     """Instruct a server to continue, repeatedly if necessary."""
-    for attempt in range(_CONTINUE_ATTEMPTS):
-        try:
-            await client.continue_()
-            return
-        except InferenceError:
-            if attempt == _CONTINUE_ATTEMPTS - 1:
-                raise
-            await asyncio.sleep(0.2 * (attempt + 1))
+    await retried(client.continue_, on=InferenceError, pauses=_CONTINUE_PAUSES)
 
 
 async def _flush_when_idle(client: SGLangClient) -> None:
