@@ -19,14 +19,15 @@ from urllib.parse import quote
 
 import httpx
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
+from pydantic_core import from_json
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError, UnreadableReply
 from agentrl.runtime.http.bounded_replies import density, num_marks, read_reply
 from agentrl.runtime.http.http_clients import open_client
-from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, excess, listing_problem
-from agentrl.tools.servers.mcp_repair import repaired
+from agentrl.runtime.retries import retried
+from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, listing_problem
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig, http_headers
-from agentrl.tools.servers.server_failures import CircuitBreaker, describe, pause_before_retry
+from agentrl.tools.servers.server_failures import describe
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,6 @@ class Aggregator:
         self._config = config
         self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
         self._url = (server.url or "").rstrip("/")
-        self._breaker = CircuitBreaker(
-            f"aggregator {name!r} at {server.address}",
-            threshold=config.failures_until_down,
-            seconds=config.down_seconds,
-            patience=config.down_patience_seconds,
-        )
         self._http = open_client(
             headers=http_headers(server, config),
             timeout=httpx.Timeout(config.connect_timeout_seconds),
@@ -88,19 +83,11 @@ class Aggregator:
 
     async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool; raises as `ServerConnection.call_tool` does."""
-        async with self._breaker.call():
-            return await self._call(f"/tool/{quote(f'{server}.{tool}', safe='')}", arguments)
+        path = f"/tool/{quote(f'{server}.{tool}', safe='')}"
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
-
-    async def _call(self, path: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        attempt = 0
-        while True:
+        async def attempt() -> CallToolResult:
             try:
-                body = await self._send("POST", path, dict(arguments))
-                return _to_result(body)
+                return _to_result(await self._send("POST", path, dict(arguments)))
             except httpx.ReadTimeout as error:
                 # Find out whether the tool or the whole server hangs: this raises if the server does.
                 await self._get("/servers")
@@ -108,24 +95,30 @@ class Aggregator:
             except _RequestFailed as error:
                 if error.sent and not self._config.retry_lost_calls:
                     raise self._error("lost the connection during a call", error) from error
-                if attempt == self._config.max_retries:
-                    raise self._error("failed on every attempt", error) from error
-            await pause_before_retry(self._config, attempt)
-            attempt += 1
+                raise
+
+        try:
+            return await retried(attempt, on=_RequestFailed, pauses=self._config.retry_pauses)
+        except _RequestFailed as error:
+            raise self._error("failed on every attempt", error) from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
 
     async def _get(self, path: str) -> dict[str, Any]:
-        for attempt in range(self._config.max_retries + 1):
-            try:
-                body = await self._send("GET", path, None)
-            except (httpx.ReadTimeout, _RequestFailed) as error:
-                if attempt == self._config.max_retries:
-                    raise self._error("is unreachable", error) from error
-            else:
-                if not isinstance(body, dict):
-                    raise self._error(f"returned no JSON object for {path}")
-                return body
-            await pause_before_retry(self._config, attempt)
-        raise AssertionError("unreachable")
+        failures = (httpx.ReadTimeout, _RequestFailed)
+        try:
+            body = await retried(
+                lambda: self._send("GET", path, None),
+                on=failures,
+                pauses=self._config.retry_pauses,
+            )
+        except failures as error:
+            raise self._error("is unreachable", error) from error
+        if not isinstance(body, dict):
+            raise self._error(f"returned no JSON object for {path}")
+        return body
 
     async def _send(self, method: str, path: str, body: object) -> object:
         timeout = httpx.Timeout(
@@ -163,15 +156,12 @@ class Aggregator:
         if (reason := density(num_marks(reply))) is not None:
             raise self._unreadable(method, path, reason)
         try:
-            # The standard library's parser accepts NaN, which tools written in Python send.
-            body = json.loads(repaired(reply))
-        except (ValueError, RecursionError) as error:
+            body = from_json(reply)  # accepts NaN, which tools written in Python send
+        except ValueError as error:
             if status >= 400 or method == "GET":
                 problem = f"returned HTTP {status} with invalid JSON for {path}"
                 raise self._error(problem) from error
-            raise InvalidResult("the response is not JSON") from error
-        if (reason := excess(body)) is not None:
-            raise self._unreadable(method, path, reason)
+            raise InvalidResult(f"the response is not JSON: {error}") from error
         if status >= 400 and method == "GET":
             raise self._error(f"returned HTTP {status} for {path}")
         if status >= 400:

@@ -152,7 +152,11 @@ async def test_tools_of_all_servers_behind_it_are_offered_and_called(
         ({"data": 1}, "Error: the tool's result is invalid: the answer has no content", True),
         ([[1]], "Error: the tool's result is invalid: the answer is not an object", True),
         ("<html>", "Error: the tool's result is invalid: the response is not JSON", True),
-        (r'{"content": "cut \ud83d"}', "cut \ufffd", False),
+        (
+            r'{"content": "cut \ud83d"}',
+            "Error: the tool's result is invalid: the response is not JSON",
+            True,
+        ),
         (404, "status 404", True),
         (400, "status 400", True),
     ],
@@ -205,8 +209,8 @@ async def test_an_exchange_has_a_deadline_and_a_size(
             ("drops", "no result within 1 s"),
             ("flood", "the response is longer than 1 MiB"),
             ("gzip", "the response is compressed (gzip)"),
-            ({"content": [1] * 60_000}, "the response contains more than 50000 values"),
-            ({"content": nested(70)}, "the response is nested deeper than 64 levels"),
+            ({"content": [1] * 300_000}, "the response contains more than 300000 commas"),
+            ({"content": nested(300)}, "the response is not JSON: recursion limit"),
         ):
             manager.answers["web.echo"] = answer
             result = await box.call("web.echo", {"text": "x"})
@@ -219,7 +223,6 @@ async def test_a_listing_that_is_too_long_or_badly_named_is_refused(
     for names, reason in (
         ([f"web.t{number}" for number in range(2_001)], "lists more than 2000 tools"),
         (["web.a\nb"], r"lists a tool named 'a\\nb'"),
-        ([f"web.t{number}" for number in range(6_000)], "contains more than 50000 values"),
     ):
         manager.tools = [*map(function, names)]
         with pytest.raises(ToolError, match=reason):

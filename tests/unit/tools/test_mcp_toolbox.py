@@ -14,6 +14,7 @@ from mcp.types import CallToolResult, TextContent
 from support.patience import PATIENCE
 
 from agentrl.errors import ConfigError, ToolError
+from agentrl.runtime.processes.wall import remove_folder
 from agentrl.tools import ToolsConfig, connect_tools, probe
 from agentrl.tools.servers.result_content import result_text
 
@@ -435,13 +436,12 @@ async def test_what_a_rollout_leaves_behind_is_removed_without_holding_up_others
     config_for: ConfigFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed_in = []
-    remove = shutil.rmtree
 
-    def noted(*given: Any, **options: Any) -> None:
+    def noted(folder: Path) -> None:
         removed_in.append(threading.current_thread())
-        remove(*given, **options)
+        remove_folder(folder)
 
-    monkeypatch.setattr(shutil, "rmtree", noted)
+    monkeypatch.setattr("agentrl.tools.servers.client_session.remove_folder", noted)
     server = {"command": "python", "args": [str(TOOL_SERVER), "${rollout_dir}/calls.log"]}
     async with connect_tools(config_for({"s": {**server, "per_rollout": True}})) as box:
         async with box.for_rollout() as rollout:
@@ -536,35 +536,3 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(
         await until("waiting")
         waiting.cancel()
         await until("cancelled")
-
-
-async def test_a_server_that_is_down_is_asked_by_one_caller_at_a_time(
-    start_server: Callable[..., Any], config_for: ConfigFor
-) -> None:
-    server = start_server()
-    config = config_for(
-        server.url,
-        max_retries=0,
-        failures_until_down=2,
-        down_seconds=0.05,
-        down_patience_seconds=0.5,
-    )
-    async with connect_tools(config) as box:
-        server.kill()
-        for _ in range(2):
-            with pytest.raises(ToolError, match="failed on every attempt"):
-                await box.call("add", {"a": 1, "b": 1})
-        calls = [box.call("add", {"a": 1, "b": 1}) for _ in range(40)]
-        failures = await asyncio.gather(*calls, return_exceptions=True)
-        said = [str(failure) for failure in failures]
-        assert all(isinstance(failure, ToolError) for failure in failures)
-        assert sum("has been down for" in text for text in said) > 20
-        start_server(port=server.port)
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                try:
-                    result = await box.call("add", {"a": 1, "b": 1})
-                except ToolError:
-                    continue
-                break
-        assert result.content == "2"

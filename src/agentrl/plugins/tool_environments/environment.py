@@ -11,7 +11,6 @@ import contextlib
 import hmac
 import logging
 import re
-import shutil
 import socket
 import tempfile
 import time
@@ -49,11 +48,10 @@ from agentrl.errors import ToolCallFailed, ToolError
 from agentrl.runtime.http.http_guard import HttpGuard
 from agentrl.runtime.http.request_deadlines import server_config
 from agentrl.runtime.http.signalled_server import serve_until_signalled
-from agentrl.runtime.processes.wall import TOOL_MEMORY_BYTES, scratch_directory
+from agentrl.runtime.processes.wall import TOOL_MEMORY_BYTES, remove_folder, scratch_directory
 from agentrl.tools.servers.admission import FAILURE_KEY
 from agentrl.tools.servers.connection import ServerConnection
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig
-from agentrl.tools.servers.server_requests import ServerQuestions
 from agentrl.tools.tool_specs import is_repeatable, unique_names
 
 logger = logging.getLogger(__name__)
@@ -83,7 +81,7 @@ class _ClientSession:
         """Stop the child servers and delete their files."""
         for connection in self.connections.values():
             await connection.close()
-        await asyncio.to_thread(shutil.rmtree, self.scratch, ignore_errors=True)
+        await asyncio.to_thread(remove_folder, self.scratch)
 
 
 @dataclass(frozen=True)
@@ -123,9 +121,6 @@ class Environment:
         self._sessions: dict[str, _ClientSession] = {}
         self._list_lock: asyncio.Lock = asyncio.Lock()
         self._tools: dict[str, list[Tool]] = {}
-        self._questions = {
-            name: ServerQuestions(name, server) for name, server in config.selected.items()
-        }
 
     @property
     def num_sessions(self) -> int:
@@ -247,9 +242,7 @@ class Environment:
             # Children that are reached over HTTP also get a session for each client.
             server = self._config.selected[name].model_copy(update={"per_rollout": True})
             config = self._confined_config(session.scratch)
-            session.connections[name] = ServerConnection(
-                name, server, config, self._questions[name]
-            )
+            session.connections[name] = ServerConnection(name, server, config)
         return session.connections[name]
 
     def _session(self, session_id: str) -> _ClientSession:
@@ -308,14 +301,14 @@ class Environment:
         """List a server's tools over a temporary connection: children start lazily."""
         scratch = Path(tempfile.mkdtemp(dir=self._root))
         config = self._confined_config(scratch)
-        connection = ServerConnection(name, server, config, self._questions[name])
+        connection = ServerConnection(name, server, config)
         try:
             return await connection.list_tools()
         except ToolError as error:
             raise _unavailable(error) from error
         finally:
             await connection.close()
-            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+            await asyncio.to_thread(remove_folder, scratch)
 
 
 class _SessionGate:

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -195,9 +196,36 @@ def wall_hint(output: str) -> str:
     return ""
 
 
-def scratch_directory(prefix: str) -> "tempfile.TemporaryDirectory[str]":
+class ScratchDirectory:
+    """A folder for one program; as a context, its path. It is removed with the process at the latest."""
+
+    def __init__(self, prefix: str) -> None:
+        self.name = tempfile.mkdtemp(prefix=prefix, dir=_scratches())
+        self.cleanup = weakref.finalize(self, remove_folder, self.name)
+
+    def __enter__(self) -> str:
+        return self.name
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+
+def scratch_directory(prefix: str) -> ScratchDirectory:
     """Create a folder for one program."""
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=_scratches(), ignore_cleanup_errors=True)
+    return ScratchDirectory(prefix)
+
+
+def remove_folder(folder: str | Path) -> None:
+    """Remove a folder with whatever a program left in it: the standard library recurses, `rm` does not.
+
+    Links are removed, not followed. What cannot be removed stays.
+    """
+    remove = ["rm", "-rf", "--", str(folder)]
+    if subprocess.run(remove, stderr=subprocess.DEVNULL, check=False).returncode:
+        # A program may have taken the owner's rights to its folders.
+        allow = ["chmod", "-R", "u+rwX", "--", str(folder)]
+        for command in (allow, remove):
+            subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
 
 
 def _scratches() -> str:

@@ -1,9 +1,4 @@
-"""Limits of what tool servers may send: number and depth of values, number and names of tools.
-
-Input: parsed messages and tool listings. Output: the one-line reason for refusing one, or None. The
-SDK needs some forty microseconds per value of a result and blocks the event loop meanwhile, so
-every transport checks here first.
-"""
+"""Limits of what tool servers may send: size of messages, number, names and size of tools."""
 
 import json
 import re
@@ -18,33 +13,10 @@ MAX_MESSAGE_BYTES: Final = 32 * 2**20
 """Longest message that is accepted from a server."""
 MAX_TOOLS: Final = 2_000
 
-_MAX_VALUES = 50_000
-_MAX_DEPTH = 64
 _MAX_DESCRIPTION_CHARS = 50_000
 _MAX_SCHEMA_CHARS = 500_000
 # No whitespace or control characters: names appear in prompts, logs and terminals.
 _NAME = re.compile(r"[\w./:@+-]{1,128}")
-
-
-def excess(value: object) -> str | None:
-    """Return why a JSON value exceeds the limits of a message, or None.
-
-    Counting stops at the limit.
-    """
-    level: list[object] = [value]
-    num_values = 0
-    for _ in range(_MAX_DEPTH):
-        next_level: list[object] = []
-        for item in level:
-            if isinstance(item, dict | list):
-                num_values += len(item)
-                if num_values > _MAX_VALUES:
-                    return f"the response contains more than {_MAX_VALUES} values"
-                next_level.extend(item.values() if isinstance(item, dict) else item)
-        if not next_level:
-            return None
-        level = next_level
-    return f"the response is nested deeper than {_MAX_DEPTH} levels"
 
 
 def listing_problem(tools: Sequence[Tool]) -> str | None:

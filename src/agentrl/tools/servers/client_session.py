@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,13 +24,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from agentrl.errors import ToolError
 from agentrl.runtime.package_version import package_version
 from agentrl.runtime.processes.child_processes import program
-from agentrl.runtime.processes.wall import scratch_directory
+from agentrl.runtime.processes.wall import ScratchDirectory, remove_folder, scratch_directory
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.servers.http_transport import FailureReportingTransport
-from agentrl.tools.servers.mcp_repair import repairing
 from agentrl.tools.servers.server_config import ROLLOUT_DIR, McpServer, ToolsConfig, http_headers
 from agentrl.tools.servers.server_failures import describe
-from agentrl.tools.servers.server_requests import PolledTasks, ServerQuestions
 from agentrl.tools.servers.stdio_transport import StdioServer, stdio_transport
 
 logger = logging.getLogger(__name__)
@@ -54,15 +51,14 @@ class McpSession:
         name: str,
         server: McpServer,
         config: ToolsConfig,
-        questions: ServerQuestions,
         on_tools_changed: Callable[[], None],
     ) -> None:
         self._server = server
-        self._questions = questions
         self._on_tools_changed = on_tools_changed
         self._config = config
         log_dir = config.log_dir
-        self._child = StdioServer(log_dir and log_dir / f"{config.log_prefix}{name}.log")
+        log = log_dir and log_dir / f"{config.log_prefix}{name}.log"
+        self._child = StdioServer(server.address, log)
         self._stop = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run())
@@ -104,7 +100,7 @@ class McpSession:
     async def _run(self) -> None:
         try:
             async with _open_client(
-                self._server, self._config, self._child, self._questions, self._on_message
+                self._server, self._config, self._child, self._on_message
             ) as client:
                 self._opened.set_result(client)
                 await self._watch_tools(client)
@@ -179,29 +175,20 @@ async def _open_client(
     server: McpServer,
     config: ToolsConfig,
     child: StdioServer,
-    questions: ServerQuestions,
     on_message: MessageHandlerFnT,
 ) -> AsyncIterator[Client]:
     timeout = server.call_timeout_seconds or config.call_timeout_seconds
     async with AsyncExitStack() as stack:
         transport: Transport
         if server.transport == "stdio":
-            transport = repairing(
-                await _command_transport(server, config, child, stack),
-                server.address,
-                questions.note,
-            )
+            transport = await _command_transport(server, config, child, stack)
         elif server.transport == "sse":
-            transport = repairing(
-                sse_client(
-                    server.url or "",
-                    headers=http_headers(server, config),
-                    timeout=config.connect_timeout_seconds,
-                    sse_read_timeout=timeout + _READ_MARGIN_SECONDS,
-                    httpx_client_factory=_bounded_client,
-                ),
-                server.address,
-                questions.note,
+            transport = sse_client(
+                server.url or "",
+                headers=http_headers(server, config),
+                timeout=config.connect_timeout_seconds,
+                sse_read_timeout=timeout + _READ_MARGIN_SECONDS,
+                httpx_client_factory=_bounded_client,
             )
         else:
             http = _bounded_client(
@@ -211,12 +198,8 @@ async def _open_client(
                 ),
             )
             await stack.enter_async_context(http)
-            transport = repairing(
-                streamable_http_client(
-                    server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES
-                ),
-                server.address,
-                questions.note,
+            transport = streamable_http_client(
+                server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES
             )
         # Newer protocol versions have no sessions over HTTP; a server that keeps state in the
         # session needs the older protocol.
@@ -227,9 +210,7 @@ async def _open_client(
                 client_info=Implementation(name="agentrl", version=package_version()),
                 cache=None,
                 mode=mode,
-                elicitation_callback=questions.answer,
                 message_handler=on_message,
-                extensions=[PolledTasks()],
             )
         )
 
@@ -246,7 +227,7 @@ def _bounded_client(
 
 
 @cache
-def _scratch_root() -> "tempfile.TemporaryDirectory[str]":
+def _scratch_root() -> ScratchDirectory:
     """Return the parent of all scratch directories; it is removed when this process exits."""
     return scratch_directory("agentrl-tools-")
 
@@ -259,7 +240,7 @@ async def scratch_folder() -> AsyncIterator[Path]:
         yield folder
     finally:
         # In a thread: a command may leave a million files, and a process that still writes.
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(remove_folder, folder)
 
 
 async def _command_transport(

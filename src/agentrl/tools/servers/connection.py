@@ -12,49 +12,34 @@ from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError
+from agentrl.runtime.retries import retried
 from agentrl.tools.servers.admission import FAILURE_KEY, MAX_TOOLS, listing_problem
 from agentrl.tools.servers.client_session import McpSession
 from agentrl.tools.servers.result_content import with_linked_resources
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig
-from agentrl.tools.servers.server_failures import CircuitBreaker, describe, pause_before_retry
-from agentrl.tools.servers.server_requests import ServerQuestions, still_working
+from agentrl.tools.servers.server_failures import describe
 
 logger = logging.getLogger(__name__)
 
 _PING_SECONDS = 5.0
+_NOT_LISTED = (MCPError, TimeoutError, ValueError)
+
+
+class _Repeatable(Exception):
+    """A call failed and may be repeated."""
 
 
 class ServerConnection:
     """Calls one server's tools; connects, reconnects, and retries if that is safe."""
 
-    def __init__(
-        self,
-        name: str,
-        server: McpServer,
-        config: ToolsConfig,
-        questions: ServerQuestions | None = None,
-    ) -> None:
-        """Prepare.
-
-        Args:
-            name: of the server.
-            server: the server.
-            config: limits of its calls.
-            questions: answers the server's requests; may be shared by several connections.
-        """
+    def __init__(self, name: str, server: McpServer, config: ToolsConfig) -> None:
+        """Prepare; `config` has the limits of calls."""
         self.name = name
         self.server = server
         self._config = config
-        self._questions = questions or ServerQuestions(name, server)
         self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
         self._max_seconds = max(self._timeout, config.max_call_seconds)
         self._label = f"MCP server {name!r} at {server.address}"
-        self._breaker = CircuitBreaker(
-            self._label,
-            threshold=config.failures_until_down,
-            seconds=config.down_seconds,
-            patience=config.down_patience_seconds,
-        )
         self._session: McpSession | None = None
         self._connect_lock = asyncio.Lock()
         self._holds_state = False
@@ -74,7 +59,7 @@ class ServerConnection:
         config = self._config
         if folder is not None:
             config = config.with_scratch(folder)
-        other = ServerConnection(self.name, self.server, config, self._questions)
+        other = ServerConnection(self.name, self.server, config)
         other.instructions = self.instructions
         return other
 
@@ -89,20 +74,22 @@ class ServerConnection:
         Raises:
             ToolError: the server cannot be reached or does not respond as an MCP server.
         """
-        for attempt in range(self._config.max_retries + 1):
+
+        async def attempt() -> list[Tool]:
             client = await self._client()
             try:
-                async with asyncio.timeout(self._config.connect_timeout_seconds):
-                    tools = self._checked(await _all_tools(client))
-                    self.instructions = (client.instructions or "").strip()
-                    self.protocol_version = client.protocol_version
-                    return tools
-            except (MCPError, TimeoutError, ValueError) as error:
+                tools = await self._tools_of(client)
+            except _NOT_LISTED:
                 await self._drop(client)
-                if attempt == self._config.max_retries:
-                    raise self._error("did not list its tools", error) from error
-            await pause_before_retry(self._config, attempt)
-        raise AssertionError("unreachable")
+                raise
+            self.instructions = (client.instructions or "").strip()
+            self.protocol_version = client.protocol_version
+            return tools
+
+        try:
+            return await retried(attempt, on=_NOT_LISTED, pauses=self._config.retry_pauses)
+        except _NOT_LISTED as error:
+            raise self._error("did not list its tools", error) from error
 
     async def list_tools_again(self) -> list[Tool]:
         """Return what `list_tools` does, but keep the connection, and the calls on it, on failure.
@@ -112,10 +99,16 @@ class ServerConnection:
         """
         client = await self._client()
         try:
-            async with asyncio.timeout(self._config.connect_timeout_seconds):
-                return self._checked(await _all_tools(client))
-        except (MCPError, TimeoutError, ValueError) as error:
+            return await self._tools_of(client)
+        except _NOT_LISTED as error:
             raise self._error("did not list its tools", error) from error
+
+    async def _tools_of(self, client: Client) -> list[Tool]:
+        async with asyncio.timeout(self._config.connect_timeout_seconds):
+            tools = await _all_tools(client)
+        if (problem := listing_problem(tools)) is not None:
+            raise ToolError(f"{self._label} {problem}")
+        return tools
 
     async def call_tool(
         self,
@@ -139,25 +132,8 @@ class ServerConnection:
             InvalidResult: the result breaks MCP or the tool's own schema.
             ToolError: the infrastructure failed.
         """
-        async with self._breaker.call():
-            try:
-                return await self._call_tool(
-                    name, arguments, repeatable=repeatable, on_progress=on_progress
-                )
-            except ToolError:
-                self._holds_state = False  # this error reports the loss to the caller
-                raise
 
-    async def _call_tool(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        repeatable: bool,
-        on_progress: ProgressFnT | None,
-    ) -> CallToolResult:
-        attempt = 0
-        while True:
+        async def attempt() -> CallToolResult:
             client = await self._client()
             self._holds_state = self.server.per_rollout
             try:
@@ -172,12 +148,18 @@ class ServerConnection:
                 logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
                 raise InvalidResult(describe(error)) from error
             except MCPError as error:
-                if not await self._is_retryable(client, error, repeatable=repeatable):
-                    raise
-                if attempt == self._config.max_retries:
-                    raise self._error("failed on every attempt", error) from error
-            await pause_before_retry(self._config, attempt)
-            attempt += 1
+                if await self._is_retryable(client, error, repeatable=repeatable):
+                    raise _Repeatable(describe(error)) from error
+                raise
+
+        try:
+            return await retried(attempt, on=_Repeatable, pauses=self._config.retry_pauses)
+        except _Repeatable as error:
+            self._holds_state = False
+            raise ToolError(f"{self._label} failed on every attempt: {error}") from error
+        except ToolError:
+            self._holds_state = False  # this error reports the loss to the caller
+            raise
 
     async def _call_with_timeout(
         self,
@@ -196,17 +178,13 @@ class ServerConnection:
         deadline = now() + self._max_seconds
         async with asyncio.timeout(self._timeout) as limit:
 
-            def extend() -> None:
-                limit.reschedule(min(now() + self._timeout, deadline))
-
             async def report_progress(
                 progress: float, total: float | None, message: str | None
             ) -> None:
-                extend()
+                limit.reschedule(min(now() + self._timeout, deadline))
                 if on_progress is not None:
                     await on_progress(progress, total, message)
 
-            still_working.set(extend)
             result = await client.call_tool(name, arguments, progress_callback=report_progress)
             return await with_linked_resources(client, result)
 
@@ -220,7 +198,7 @@ class ServerConnection:
         """Return whether a failed call may be retried; False for the server's own errors.
 
         Raises:
-            InvalidResult: the result exceeds the limits of `admission`.
+            InvalidResult: the result is too large.
             ToolError: the infrastructure failed, and a retry is unsafe.
         """
         failure = error.data.get(FAILURE_KEY) if isinstance(error.data, dict) else None
@@ -267,20 +245,16 @@ class ServerConnection:
                 raise ToolError(
                     f"{self._label} lost its session, and with it the state of earlier calls"
                 )
-            for attempt in range(self._config.max_retries + 1):
-                session = McpSession(
-                    self.name, self.server, self._config, self._questions, self._count_change
-                )
-                try:
-                    client = await session.opened()
-                except Exception as error:
-                    if attempt == self._config.max_retries:
-                        raise self._error("is unreachable", error) from error
-                else:
-                    self._session = session
-                    return client
-                await pause_before_retry(self._config, attempt)
-        raise AssertionError("unreachable")
+            try:
+                return await retried(self._connect, on=Exception, pauses=self._config.retry_pauses)
+            except Exception as error:
+                raise self._error("is unreachable", error) from error
+
+    async def _connect(self) -> Client:
+        session = McpSession(self.name, self.server, self._config, self._count_change)
+        client = await session.opened()
+        self._session = session
+        return client
 
     def _count_change(self) -> None:
         self.num_changes += 1
@@ -292,12 +266,6 @@ class ServerConnection:
             if session is not None and session.alive and await session.opened() is not client:
                 return
             await self.close()
-
-    def _checked(self, tools: list[Tool]) -> list[Tool]:
-        problem = listing_problem(tools)
-        if problem is not None:
-            raise ToolError(f"{self._label} {problem}")
-        return tools
 
     def _error(self, problem: str, error: BaseException) -> ToolError:
         return ToolError(f"{self._label} {problem}: {describe(error)}")

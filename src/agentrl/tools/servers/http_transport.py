@@ -17,7 +17,6 @@ from yarl import URL
 
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.tools.servers.admission import FAILURE_KEY, MAX_MESSAGE_BYTES
-from agentrl.tools.servers.mcp_repair import repaired, repaired_lines
 from agentrl.tools.servers.server_failures import describe
 
 Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]
@@ -36,6 +35,7 @@ _STATUS_NOT_SENT = (429, 503)
 _STATUS_LOST = (500, 502, 504)
 _ACCEPTED = 202
 _EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
+_MAX_END_BYTES = 3  # but for the last byte
 
 
 class FailureReportingTransport(httpx2.AsyncBaseTransport):
@@ -85,7 +85,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             return _failure(request, "too_large", f"the response is longer than {size}")
         if (excess := density(num_marks(content))) is not None:
             return _failure(request, "too_large", excess)
-        return _with_explained_status(request, _response(request, reply, content=repaired(content)))
+        return _with_explained_status(request, _response(request, reply, content=content))
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -116,16 +116,16 @@ class _Stream(httpx2.AsyncByteStream):
         self._reply = reply
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        chunks = self._reply.content.iter_any()
-        num_before = 0
+        num_before, last = 0, b""
         try:
-            async for lines in repaired_lines(chunks, longest=MAX_MESSAGE_BYTES):
-                if (reason := density(num_before + num_marks(lines))) is not None:
+            async for chunk in self._reply.content.iter_any():
+                if (reason := density(num_before + num_marks(chunk))) is not None:
                     yield _error_event(self._request, reason)
                     return
-                end = max(map(lines.rfind, _EVENT_ENDS))
-                num_before = num_marks(lines[end:]) if end >= 0 else num_before + num_marks(lines)
-                yield lines
+                last = last[-_MAX_END_BYTES:] + chunk  # an end may be cut in two
+                end = max(map(last.rfind, _EVENT_ENDS))
+                num_before = num_marks(last[end:]) if end >= 0 else num_before + num_marks(chunk)
+                yield chunk
         except aiohttp.ClientError:
             return
 
@@ -203,7 +203,8 @@ def _error_event(request: httpx2.Request, message: str) -> bytes:
     if request.method != "POST":
         return b""
     error = _error(json.loads(request.content).get("id"), "too_large", message)
-    return f"\n\nevent: message\ndata: {json.dumps(error)}\n\n".encode()
+    # The first line gives the begun event another type, so the SDK skips it.
+    return f"\nevent: refused\n\nevent: message\ndata: {json.dumps(error)}\n\n".encode()
 
 
 def _error(id_: object, failure: Failure, message: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ Transport = Literal["http", "sse", "stdio", "aggregator"]
 ROLLOUT_DIR = "${rollout_dir}"
 """Placeholder of the rollout's private directory in the arguments, variables and working directory
 of a `per_rollout` command."""
+_MAX_PAUSE_SECONDS = 10.0
 _SECRET_FLAG = re.compile(r"-\S*(?:key|token|secret|passw|auth|credential)\S*", re.IGNORECASE)
 
 
@@ -52,9 +53,6 @@ class McpServer(BaseModel):
     (`${rollout_dir}`), so that a branch starts from a copy of them."""
     resumable: bool = False
     """The server keeps no state between calls: another sampler may resume a rollout."""
-    elicitation: Literal["decline", "accept"] = "decline"
-    """Response to a server's question to its user: `accept` sends the form's defaults if every
-    required field has one."""
     written: tuple[str, ...] = Field(default=(), repr=False)
     """Its address, or command and arguments, before environment variables are substituted."""
 
@@ -132,16 +130,10 @@ class ToolsConfig(BaseModel):
     max_call_seconds: float = Field(default=600.0, gt=0)
     """Longest call of a tool that reports progress: each report extends the call by
     `call_timeout_seconds`, up to this."""
-    failures_until_down: int = Field(default=5, ge=1)
-    """Consecutive failures after which a server is considered down."""
-    down_seconds: float = Field(default=2.0, ge=0)
-    """Seconds between two probes of a server that is down."""
-    down_patience_seconds: float = Field(default=15.0, ge=0)
-    """How long a call waits for a server that is down to recover."""
     max_retries: int = Field(default=4, ge=0)
     """Retries after a connection failure, if repeating the call is safe."""
     retry_delay_seconds: float = Field(default=0.5, ge=0)
-    """Pause before the first retry; it doubles with each further one."""
+    """Pause before the first retry; it doubles with each further one, up to 10 s."""
     retry_lost_calls: bool = False
     """Also retry calls whose response was lost and that may have been carried out, for tools that do
     not declare themselves read-only or idempotent."""
@@ -165,6 +157,12 @@ class ToolsConfig(BaseModel):
     def with_scratch(self, folder: Path) -> Self:
         """Return the same with one scratch folder for all commands."""
         return self.model_copy(update={"wall": replace(self.wall, scratch=folder)})
+
+    @property
+    def retry_pauses(self) -> list[float]:
+        """The pauses between the attempts of a request, in seconds."""
+        delay = self.retry_delay_seconds
+        return [min(delay * 2**number, _MAX_PAUSE_SECONDS) for number in range(self.max_retries)]
 
     @property
     def is_resumable(self) -> bool:

@@ -1,15 +1,17 @@
 """MCP over the pipes of a command, with confinement, size limits and a log of its standard error.
 
-The SDK's own transport buffers lines of any length, and the server inherits the process's standard
-error. Input: a server's description. Output: the streams that the SDK's client reads and writes.
-The server's standard error is kept in a size-limited log, whose end is quoted in the error if the
-server dies.
+The SDK's own transport buffers lines of any length, lets a call whose response it cannot parse wait
+forever, and leaves what a server started running when the server itself exits. Input: a server's
+description. Output: the streams that the SDK's client reads and writes. The server's standard error
+is kept in a size-limited log, whose end is quoted in the error if the server dies.
 """
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
+import re
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +22,9 @@ from typing import Any
 
 import anyio
 from mcp.shared.message import SessionMessage
+from mcp.types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError
 from mcp_types import jsonrpc_message_adapter
+from pydantic import ValidationError
 
 from agentrl.config.private_files import make_private
 from agentrl.config.secrets import redact
@@ -28,8 +32,7 @@ from agentrl.errors import ToolError
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line
 from agentrl.runtime.processes.wall import wall_hint
-from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
-from agentrl.tools.servers.mcp_repair import refused_line
+from agentrl.tools.servers.admission import FAILURE_KEY, MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,9 @@ _MAX_LINE_CHARS = 500
 _LOG_CHUNK_BYTES = 2**16
 _END_SECONDS = 2.0
 """Grace period of a server after its standard input is closed, and again after SIGTERM."""
+_ID_BYTES = 1_000
+"""Servers write a message's id before the result or after it."""
+_ID = re.compile(rb'"id"\s*:\s*(\d+|"[^"\\]{1,64}")')
 
 _Streams = tuple[Any, Any]
 
@@ -46,8 +52,9 @@ _Streams = tuple[Any, Any]
 class StdioServer:
     """A command that is or was running: its process and standard error."""
 
-    def __init__(self, log_path: Path | None) -> None:
+    def __init__(self, address: str, log_path: Path | None) -> None:
         """Prepare; standard error is appended to a log of bounded size, if one is named."""
+        self.address = address
         self.pid: int | None = None
         self.exit_status: int | None = None
         """Of a command that has exited; negative if it was killed."""
@@ -134,7 +141,7 @@ async def stdio_transport(
     to_send, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     async with asyncio.TaskGroup() as tasks:
         reading_stderr = tasks.create_task(child.read_stderr(process.stderr))
-        reading = tasks.create_task(_read(process.stdout, incoming))
+        reading = tasks.create_task(_read(process.stdout, incoming, child.address))
         writing = tasks.create_task(_write(process.stdin, outgoing))
         try:
             yield received, to_send
@@ -150,7 +157,8 @@ async def stdio_transport(
                 await stream.aclose()
 
 
-async def _read(stream: asyncio.StreamReader, incoming: Any) -> None:
+async def _read(stream: asyncio.StreamReader, incoming: Any, address: str) -> None:
+    has_skipped = False
     async with incoming:
         while True:
             try:
@@ -159,23 +167,40 @@ async def _read(stream: asyncio.StreamReader, incoming: Any) -> None:
                 return
             except asyncio.LimitOverrunError:
                 size = f"{MAX_MESSAGE_BYTES >> 20} MiB"
-                logger.warning("an MCP server sent a line of more than %s and is stopped", size)
+                logger.warning("%s: stopped, it sent a line of more than %s", address, size)
                 return
+            message = _parsed(line)
+            if message is None:
+                if not has_skipped:
+                    text = "%s: ignoring output that is not an MCP message: %.80r"
+                    logger.warning(text, address, line.decode(errors="replace").rstrip())
+                has_skipped = True
+                continue
             try:
-                await incoming.send(_parsed(line[:-1]))
+                await incoming.send(message)
             except (anyio.ClosedResourceError, anyio.BrokenResourceError):
                 return
 
 
-def _parsed(line: bytes) -> SessionMessage | ValueError:
-    """Return a line's message, or the error from which `mcp_repair` recovers."""
+def _parsed(line: bytes) -> SessionMessage | None:
+    """Return a line's message; for an unreadable response, an error; None if it is neither."""
     if (reason := density(num_marks(line))) is not None:
-        return refused_line(line, reason)
-    try:
-        text = line.decode(errors="replace")
-        return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
-    except ValueError as error:
-        return error
+        data = {FAILURE_KEY: "too_large"}
+        failure = ErrorData(code=INTERNAL_ERROR, message=reason, data=data)
+    else:
+        try:
+            return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            is_json = first["type"] != "json_invalid"
+            reason = "it is not a JSON-RPC message" if is_json else first["msg"]
+            failure = ErrorData(code=PARSE_ERROR, message=reason)
+    if b'"jsonrpc"' not in line or b'"method"' in line:
+        return None
+    found = _ID.search(line[:_ID_BYTES]) or _ID.search(line[-_ID_BYTES:])
+    if found is None:
+        return None
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=json.loads(found[1]), error=failure))
 
 
 async def _write(stream: asyncio.StreamWriter, outgoing: Any) -> None:

@@ -10,7 +10,7 @@ from agentrl.tools.servers import stdio_transport as transport
 
 async def streams_end(code: str) -> transport.StdioServer:
     """Start a program that speaks no MCP; return what is known of it once its messages end."""
-    child = transport.StdioServer(None)
+    child = transport.StdioServer("odd", None)
     command = [sys.executable, "-c", f"import os, sys, time\n{code}"]
     async with transport.stdio_transport(command, environment=os.environ, child=child) as (
         received,
@@ -45,6 +45,6 @@ async def test_a_command_that_is_not_there_is_one_line() -> None:
         async with transport.stdio_transport(
             ["no-such-command"],
             environment={},
-            child=transport.StdioServer(None),
+            child=transport.StdioServer("odd", None),
         ):
             pass
