@@ -113,7 +113,7 @@ async def _store_with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStor
     Raises:
         ConfigError: it has none; the message lists the existing runs.
     """
-    from agentrl.datasets.generated_tasks import load_sampler_module
+    from agentrl.datasets.task_source import load_sampler_module
     from agentrl.store import TrajectoryStore
 
     load_sampler_module(config.data)

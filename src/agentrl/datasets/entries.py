@@ -47,13 +47,9 @@ Entry = tuple[str, Any]
 def read_entries(source: Path) -> Iterator[Entry]:
     """Yield the entries of a dataset.
 
-    Args:
-        source: a `.csv`, `.tsv`, `.parquet` or JSON file (JSONL or one list), a directory that
-            `datasets` can load, or a Hugging Face dataset, `owner/name` or `owner/name@config`;
-            `:split` may follow the last two.
-
-    Raises:
-        DatasetError: it is missing, unreadable, or needs a package that is not installed.
+    It is a `.csv`, `.tsv`, `.parquet` or JSON file (JSONL or one list), a directory that `datasets`
+    can load, or a Hugging Face dataset, `owner/name` or `owner/name@config`; `:split` may follow the
+    last two.
     """
     kind = _kind(source)
     if source.parts[:1] in (("http:",), ("https:",)):

@@ -105,7 +105,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path | No
     identity = _first(entry, _ID_KEYS)
     query, system_prompt = _query(entry), _system_prompt(entry, defaults)
     _check_chars(len(query) + len(system_prompt))  # before they are searched
-    shape_scorer = None if shape is None else shape.scorer
+    shape_scorer = None if shape is None else shape.reader.scorer
     question = Question(
         id=where.replace(" ", "") if identity is _MISSING else _text(identity, "id"),
         query=query,
@@ -119,7 +119,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path | No
             entry,
             defaults.default_answer_schema
             or asked_schema(f"{system_prompt}\n{query}")
-            or (TAG if shape is None else shape.answer_schema),
+            or (TAG if shape is None else shape.reader.answer_schema),
         ),
         system_prompt=system_prompt,
         tags=_tags(entry),
@@ -317,15 +317,7 @@ def _images(entry: Mapping[str, Any], folder: Path | None) -> tuple[str, ...]:
 
 
 def image_address(image: object, folder: Path | None) -> str:
-    """Return the http(s) or `data:` URL of an image that an entry names.
-
-    Args:
-        image: an address, a file, or a file's bytes as datasets hold them.
-        folder: directory whose files may be named; None if none may.
-
-    Raises:
-        BadEntry: it is none of these, or not an image.
-    """
+    """Return the http(s) or `data:` URL of an image: an address, a file of the folder, or bytes."""
     data = image.get("bytes") if isinstance(image, dict) else None
     if not isinstance(image, str) and not isinstance(data, bytes):
         raise BadEntry(f"an image must be a URL or a file, found {_kind(image)}")

@@ -34,16 +34,9 @@ class QuestionFile(Sequence[Question]):
     def __init__(
         self, path: Path, defaults: DataSection, check_scorer: ScorerCheck | None = None
     ) -> None:
-        """Read and check the whole file.
+        """Read and check the whole file; the error names the first few bad entries.
 
-        Args:
-            path: a source that `read_entries` accepts.
-            defaults: scorer, answer schema and system prompt of entries that name none.
-            check_scorer: refuses questions that cannot be scored; None accepts all.
-
-        Raises:
-            DatasetError: the file is missing or empty, or entries of it are malformed, cannot be
-                scored or repeat an id; the first few are named by line, row or position.
+        An entry is bad if it is malformed, repeats an id, or is refused by `check_scorer`.
         """
         self._path = path
         self._ends = array("Q", [0])
@@ -192,10 +185,6 @@ class QuestionFile(Sequence[Question]):
 def load_questions(
     path: Path, defaults: DataSection, check_scorer: ScorerCheck | None = None
 ) -> list[Question]:
-    """Return all questions of a file that fits into memory; see `QuestionFile`.
-
-    Raises:
-        DatasetError: see `QuestionFile`.
-    """
+    """Return all questions of a file that fits into memory; see `QuestionFile`."""
     with QuestionFile(path, defaults, check_scorer) as questions:
         return list(questions)

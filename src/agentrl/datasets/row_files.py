@@ -20,15 +20,7 @@ _ADVICE = "put it beside the questions, or leave the row out"
 
 
 def open_row_file(folder: Path | None, name: str) -> BinaryIO:
-    """Open the file that a row names.
-
-    Args:
-        folder: of the question file; None if there is none, and rows may name no files.
-        name: relative to the folder.
-
-    Raises:
-        BadEntry: it is outside of the folder, is not a regular file, or cannot be read.
-    """
+    """Open the regular file that a row names, relative to the folder of its question file, if any."""
     if folder is None:
         raise BadEntry("only the rows of a file or a folder name files; give addresses or bytes")
     if _URL.match(name):

@@ -1,376 +1,243 @@
-"""Rows of known data sets, as they stand on the hub, into the fields of question files.
+"""Known data sets: how their rows are recognized, and where question and reference stand in them.
 
-A `RowShape` recognizes rows by their columns and values, never by the name of a file, so that every row
-is read in the same way wherever it lies; the first shape of `SHAPES` that fits decides. It states
-only what differs from a plain row. `docs/datasets.md` lists them.
+A row is recognized by its columns and values, never by the name of its file. Of the shapes that fit,
+the one that needs the most columns decides, and of these the one that needs the most values; the
+order of the table says nothing. `docs/datasets.md` lists the data sets.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from agentrl.datasets import code_rows
+from agentrl.datasets import row_fields as read
 from agentrl.datasets.entries import BadEntry
-from agentrl.datasets.row_fields import (
-    attached,
-    boxed_reference,
-    browsecomp,
-    choices,
-    first_of,
-    function_calls,
-    gsm8k_reference,
-    incorrect_choices,
-    listed_aliases,
-    math_reference,
-    target_reference,
-    text_of,
-)
+from agentrl.datasets.row_fields import Columns, Row
 from agentrl.schema.answer_form import BOXED, FENCE, TAG
 
-Row = Mapping[str, Any]
-Fields = Mapping[str, Any]
+_TABLE = r"""
+data sets | needs | question | reference | list | reader
+SWE-bench, SWE-Gym | repo, base_commit, problem_statement | | | | repository
+ToolACE | conversations, -query, -question, -problem, -answer | | | | imitation
+MBPP | test_list, code | | | | mbpp
+HumanEval | query, test, entry_point, canonical_solution | query | | | human_eval
+APPS, TACO | question, input_output | question | input_output | | unit_tests
+Eurus-2-RL (code) | messages, answer, data_source, ability=code/coding | | answer | | unit_tests
+CodeContests | description, public_tests | description | | | code_contests
+LiveCodeBench | question_content, public_test_cases | question_content | | | live_code_bench
+GSM8K | question, answer:worked | | answer | | worked
+MATH, NuminaMath-CoT | problem, solution:text, -answer, -expected_answer | problem | solution | | boxed
+MATH-500, AIME, AMC, DeepScaleR, OpenR1-Math, NuminaMath-1.5, Big-Math, Omni-MATH | problem, answer, -expected_answer | problem | answer | | math
+OpenMathReasoning | problem, expected_answer | problem | expected_answer | | math
+AIME 2024 | Problem, Answer | Problem | Answer | | math
+AMC 23 | question, answer:number, url | question | answer | | math
+DAPO-Math-17k (processed) | query, solution, data_source, ability=math | query | solution | | math
+verl's GSM8K and MATH, DAPO-Math-17k, Eurus-2-RL (mathematics) | messages, answer:value, data_source, ability=math | | answer | | math
+NQ-open | question, answer:texts | | answer | | first
+PopQA | question, possible_answers | | | possible_answers | first
+FlashRAG (NQ, TriviaQA, PopQA, 2Wiki, Bamboogle) | question, golden_answers | | | golden_answers | first
+Search-R1 | messages, answer.target, data_source | | answer.target | | first
+TriviaQA | question, answer.aliases | | answer.value | answer.aliases | aliases
+MuSiQue | question, answer, answer_aliases | | answer | answer_aliases | hidden_aliases
+HotpotQA, 2WikiMultihopQA | question, answer, supporting_facts, context | | answer | | hidden
+Bamboogle | Question, Answer | | Answer | | short
+SimpleQA | problem, answer, metadata | problem | answer | | plain
+BrowseComp | problem, answer, canary | problem | answer | | encrypted
+HLE, exact match | question, answer, answer_type=exactMatch, rationale | | answer | | plain
+HLE, multiple choice | question, answer, answer_type=multipleChoice, rationale | | answer | | letter
+MMLU | question, choices, answer | question | answer | choices | choices
+MMLU-Pro | question, options, answer | question | answer | options | choices
+ARC, CommonsenseQA | question, choices, answerKey | question | answerKey | choices | choices
+GPQA | Question, Correct Answer, Incorrect Answer 1 | Question | Correct Answer | | drawn_choices
+xLAM function calling | query, tools, answers | query | answers | tools | calls
+BFCL | question, function | question | ground_truth | function | calls
+GAIA | Question, Final answer | Question | Final answer | | attached
+"""
+"""Needs: `column` is there; `-column` is not; `column=word/word` holds one of these words, in any
+case; `column.key` holds an object with this key; `column:kind` holds a value of a kind of `_KINDS`.
+Question, reference and list are columns, or keys in them; without one, the field stays as it is.
+"""
+
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "number": lambda value: isinstance(value, int | float),
+    "value": lambda value: isinstance(value, str | int | float),
+    "text": lambda value: isinstance(value, str) and bool(value.strip()),
+    "texts": lambda value: (
+        isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+    ),
+    "worked": lambda value: read.gsm8k_reference(value) is not None,
+}
+
+
+class Reader(NamedTuple):
+    """One way to read rows, and what follows from it."""
+
+    fields: Callable[[Row, Columns, Path | None], Row] | None
+    """Returns the fields that differ from a plain row's, of a row and the folder of its file; None
+    refuses the row."""
+    explanation: str
+    """What the reference is, for the user, or what to do with rows that cannot be read."""
+    scorer: str = "em"
+    answer_schema: str = TAG
+    """Schema if the text asks for none."""
+    id: str = "id"
+    """Column of the id, before the `_ID_COLUMNS`."""
+
+
+def _code(fields: Callable[[Row, Columns, Path | None], Row], identity: str = "id") -> Reader:
+    explanation = (
+        "the reference holds the unit tests; your scorer runs them "
+        "(--scorer_module, --default_scorer)"
+    )
+    return Reader(fields, explanation, "", FENCE, identity)
+
+
+_FIRST = "the reference is the first of `{0.answer}{0.listed}`; the others count as right"
+_SEARCH = "the paragraphs are not shown (give the model a search tool)"
+_READERS = {
+    "math": Reader(read.math, "the reference is `{0.answer}`", "math", BOXED),
+    "worked": Reader(read.math, "the reference is what follows the last ####", "math", BOXED),
+    "boxed": Reader(
+        read.boxed, "the reference is the last \\boxed{{}} of `{0.answer}`", "math", BOXED
+    ),
+    "plain": Reader(read.plain, "the reference is `{0.answer}`"),
+    "short": Reader(read.short, "the reference is `{0.answer}`"),
+    "first": Reader(read.short, _FIRST),
+    "aliases": Reader(
+        read.short, "the reference is `{0.answer}`; its aliases count as right", id="question_id"
+    ),
+    "hidden": Reader(read.plain, f"the reference is `{{0.answer}}`; {_SEARCH}"),
+    "hidden_aliases": Reader(read.short, f"`{{0.listed}}` count as right; {_SEARCH}"),
+    "encrypted": Reader(read.browsecomp, "question and reference are decrypted with `canary`"),
+    "letter": Reader(
+        read.plain,
+        "the reference is the letter in `{0.answer}`; the question holds its choices",
+        "choice",
+    ),
+    "choices": Reader(
+        read.choices,
+        "the choices in `{0.listed}` are written into the question; `{0.answer}` becomes a letter",
+        "choice",
+    ),
+    "drawn_choices": Reader(
+        read.incorrect_choices,
+        "the choices are written into the question in an order drawn from its text; the reference is "
+        "a letter",
+        "choice",
+    ),
+    "calls": Reader(
+        read.calls,
+        "the functions in `{0.listed}` are written into the question; the reference is `{0.answer}`",
+        "calls",
+    ),
+    "attached": Reader(
+        read.attached,
+        "the reference is `{0.answer}`; attachments are shown (images) or added (text)",
+        "gaia",
+    ),
+    "mbpp": _code(read.mbpp),
+    "human_eval": _code(read.human_eval),
+    "unit_tests": _code(read.unit_tests),
+    "code_contests": _code(read.code_contests),
+    "live_code_bench": _code(read.live_code_bench, "question_id"),
+    "repository": Reader(
+        None,
+        "its reward needs the repository and its tests; convert the tasks to Harbor's format and give "
+        "--env harbor:FOLDER (docs/environments.md)",
+    ),
+    "imitation": Reader(
+        None,
+        "a conversation to imitate, without a question and a reference: learn from it with "
+        "`agentrl sft --train_file`",
+    ),
+}
+_ID_COLUMNS = ("id", "ID", "unique_id", "_id", "Record ID")
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """How the rows of some data sets are recognized and read."""
+    """How the rows of some data sets are recognized and read: a line of the table."""
 
     name: str
     """The data sets, as the start of a run names them."""
-    explanation: str
-    """What the reference is, for the user; or what to do with rows that cannot be read."""
-    columns: frozenset[str]
-    """The columns that a row has."""
-    fields: Callable[[Row, Path | None], Fields]
-    """Returns the fields that differ from those of a plain row.
+    present: frozenset[str]
+    absent: frozenset[str]
+    values: Mapping[str, Callable[[Any], bool]]
+    """What the values of columns must be."""
+    at: Columns
+    reader: Reader
 
-    Args: the row, and the directory of its file. Raises BadEntry: it cannot be used.
-    """
-    scorer: str = ""
-    answer_schema: str = TAG
-    """Schema if the text asks for none."""
-    holds: Callable[[Row], bool] = lambda row: True
-    """A condition on the row's values."""
+    @property
+    def explanation(self) -> str:
+        """See `Reader`."""
+        return self.reader.explanation.format(self.at)
 
-    runs_code: bool = False
-    """Whether a scorer has to run the model's program, which none does unless the user chose it."""
+    @property
+    def runs_code(self) -> bool:
+        """Whether a scorer has to run the model's program, which none does unless the user chose it."""
+        return self.reader.answer_schema == FENCE
 
-    def fits(self, row: Row) -> bool:
-        """Return whether this shape reads a row."""
-        return self.columns <= row.keys() and self.holds(row)
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The numbers of columns and of values that it needs."""
+        return len(self.present), len(self.values)
+
+    def holds(self, row: Row) -> bool:
+        """Return whether the values of a row with its columns are as needed."""
+        return all(is_right(row[column]) for column, is_right in self.values.items())
+
+    def fields(self, row: Row, folder: Path | None) -> dict[str, Any]:
+        """Return the fields that differ from those of a plain row; raises BadEntry if it cannot be used."""
+        if self.reader.fields is None:
+            raise BadEntry(f"a row of {self.name}: {self.explanation}")
+        fields = {"id": read.first_of(row, self.reader.id, *_ID_COLUMNS)}
+        fields |= self.reader.fields(row, self.at, folder)
+        return {key: value for key, value in fields.items() if value is not None}
+
+
+def _shape(line: str) -> RowShape:
+    name, needs, query, answer, listed, reader = (cell.strip() for cell in line.split("|"))
+    absent = {need[1:] for need in needs.split(", ") if need.startswith("-")}
+    present = {
+        column: (sign, wanted)
+        for column, sign, wanted in re.findall(r"(?:^|, )([^-=.:,][^=.:,]*)([=.:]?)([^,]*)", needs)
+    }
+    values = {column: _is_right(*need) for column, need in present.items() if need[0]}
+    at = Columns(query, answer, listed)
+    return RowShape(name, frozenset(present), frozenset(absent), values, at, _READERS[reader])
+
+
+def _is_right(sign: str, wanted: str) -> Callable[[Any], bool]:
+    if sign == ":":
+        return _KINDS[wanted]
+    if sign == ".":
+        return lambda value: isinstance(value, dict) and wanted in value
+    words = wanted.casefold().split("/")
+    return lambda value: str(value).casefold() in words
+
+
+SHAPES = sorted(
+    map(_shape, _TABLE.strip().splitlines()[1:]), key=lambda shape: shape.rank, reverse=True
+)
+
+
+def shapes_of(row: Row) -> list[RowShape]:
+    """Return the shapes that fit a row, the best first."""
+    return [shape for shape in _with_columns(frozenset(row)) if shape.holds(row)]
+
+
+@lru_cache
+def _with_columns(columns: frozenset[str]) -> list[RowShape]:
+    return [one for one in SHAPES if one.present <= columns and not one.absent & columns]
 
 
 def shape_of(row: Row) -> RowShape | None:
     """Return the shape of a row, or None for a plain row, whose fields are taken as they are."""
-    return next((shape for shape in SHAPES if shape.fits(row)), None)
+    return next(iter(shapes_of(row)), None)
 
 
 def explanation_of(name: str) -> str:
     """Return the explanation of the shape with this name, or "" if there is none."""
     return next((shape.explanation for shape in SHAPES if shape.name == name), "")
-
-
-def _columns(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-def _is_text(name: str) -> Callable[[Row], bool]:
-    return lambda row: isinstance(row[name], str) and bool(row[name].strip())
-
-
-def _is_list(name: str) -> Callable[[Row], bool]:
-    return lambda row: isinstance(row[name], list) and bool(row[name])
-
-
-def _refused(advice: str) -> Callable[[Row, Path | None], Fields]:
-    def refuse(row: Row, folder: Path | None) -> Fields:
-        raise BadEntry(advice)
-
-    return refuse
-
-
-def _code(
-    name: str,
-    columns: str,
-    fields: Callable[[Row, Path | None], Fields],
-    holds: Callable[[Row], bool] = lambda row: True,
-) -> RowShape:
-    return RowShape(
-        name,
-        "the reference holds the unit tests; your scorer runs them (--scorer_module, "
-        "--default_scorer)",
-        _columns(columns),
-        fields,
-        answer_schema=FENCE,
-        holds=holds,
-        runs_code=True,
-    )
-
-
-def _math(reference: Callable[[Row], str]) -> Callable[[Row, Path | None], Fields]:
-    def fields(row: Row, folder: Path | None) -> Fields:
-        query = first_of(row, "problem", "Problem", "query", "question")
-        return {
-            "query": query,
-            "answer": reference(row),
-            "id": first_of(row, "id", "ID", "unique_id"),
-        }
-
-    return fields
-
-
-def _judged_text(*query: str) -> Callable[[Row, Path | None], Fields]:
-    return lambda row, folder: {"query": first_of(row, *query)}
-
-
-SHAPES: tuple[RowShape, ...] = (
-    RowShape(
-        "SWE-bench, SWE-Gym",
-        "its reward needs the repository and its tests; convert the tasks to Harbor's format and give "
-        "--env harbor:FOLDER (docs/environments.md)",
-        _columns("repo base_commit problem_statement"),
-        _refused(
-            "a row of SWE-bench or SWE-Gym: its reward needs the repository and its tests; convert "
-            "the tasks to Harbor's format and give --env harbor:FOLDER"
-        ),
-    ),
-    RowShape(
-        "ToolACE",
-        "conversations to imitate, without a question and reference: learn from them with "
-        "`agentrl sft`",
-        _columns("conversations"),
-        _refused(
-            "a conversation to imitate, as in ToolACE, without a question and a reference: learn from "
-            "it with `agentrl sft --train_file`"
-        ),
-        holds=lambda row: not {"query", "question", "problem", "answer"} & row.keys(),
-    ),
-    _code("MBPP", "test_list code", code_rows.mbpp),
-    _code("HumanEval", "query test entry_point canonical_solution", code_rows.human_eval),
-    _code("APPS, TACO", "question input_output", code_rows.input_output),
-    _code("CodeContests", "description public_tests", code_rows.code_contests),
-    _code("LiveCodeBench", "question_content public_test_cases", code_rows.live_code_bench),
-    _code(
-        "Eurus-2-RL (code)",
-        "messages answer data_source ability",
-        code_rows.ground_truth,
-        lambda row: str(row["ability"]).lower() in ("code", "coding"),
-    ),
-    RowShape(
-        "GSM8K",
-        "the reference is what follows the last ####",
-        _columns("question answer"),
-        lambda row, folder: {"answer": gsm8k_reference(row["answer"])},
-        scorer="math",
-        answer_schema=BOXED,
-        holds=lambda row: gsm8k_reference(row["answer"]) is not None,
-    ),
-    RowShape(
-        "GAIA",
-        "the reference is `Final answer`; attachments are shown (images) or added (text)",
-        frozenset({"Question", "Final answer"}),
-        attached,
-        scorer="gaia",
-    ),
-    RowShape(
-        "HLE, exact match",
-        "the reference is `answer`",
-        _columns("question answer answer_type rationale"),
-        lambda row, folder: {"images": row.get("image") or None},
-        scorer="em",
-        holds=lambda row: row["answer_type"] == "exactMatch",
-    ),
-    RowShape(
-        "HLE, multiple choice",
-        "the reference is the letter in `answer`; the question holds its choices",
-        _columns("question answer answer_type rationale"),
-        lambda row, folder: {"images": row.get("image") or None},
-        scorer="choice",
-        holds=lambda row: row["answer_type"] == "multipleChoice",
-    ),
-    RowShape(
-        "BrowseComp",
-        "question and reference are decrypted with `canary`",
-        _columns("problem answer canary"),
-        lambda row, folder: browsecomp(row),
-        scorer="em",
-    ),
-    RowShape(
-        "SimpleQA",
-        "the question is `problem`, the reference `answer`",
-        _columns("problem answer metadata"),
-        _judged_text("problem"),
-        scorer="em",
-    ),
-    RowShape(
-        "GPQA",
-        "the choices are written into the question in an order drawn from its text; the reference "
-        "is a letter",
-        frozenset({"Question", "Correct Answer", "Incorrect Answer 1"}),
-        lambda row, folder: incorrect_choices(row),
-        scorer="choice",
-    ),
-    RowShape(
-        "MMLU",
-        "the choices are written into the question; the index in `answer` becomes a letter",
-        _columns("question choices answer"),
-        lambda row, folder: choices(row, "question", "choices", "answer"),
-        scorer="choice",
-    ),
-    RowShape(
-        "MMLU-Pro",
-        "the choices in `options` are written into the question; the reference is a letter",
-        _columns("question options answer"),
-        lambda row, folder: choices(row, "question", "options", "answer"),
-        scorer="choice",
-    ),
-    RowShape(
-        "ARC, CommonsenseQA",
-        "the choices are written into the question; the label in `answerKey` becomes a letter",
-        _columns("question choices answerKey"),
-        lambda row, folder: choices(row, "question", "choices", "answerKey"),
-        scorer="choice",
-    ),
-    RowShape(
-        "xLAM function calling",
-        "the tools are written into the question; the reference is the list of calls in `answers`",
-        _columns("query tools answers"),
-        lambda row, folder: function_calls(row, "query", "tools", "answers"),
-        scorer="calls",
-    ),
-    RowShape(
-        "BFCL",
-        "the functions are written into the question; the reference is `ground_truth`",
-        _columns("question function"),
-        lambda row, folder: function_calls(row, "question", "function", "ground_truth"),
-        scorer="calls",
-    ),
-    RowShape(
-        "MuSiQue",
-        "`answer_aliases` count as right; the paragraphs are not shown (give the model a search tool)",
-        _columns("question answer answer_aliases"),
-        lambda row, folder: listed_aliases(row, "answer_aliases", "answer"),
-        scorer="em",
-    ),
-    RowShape(
-        "HotpotQA, 2WikiMultihopQA",
-        "the reference is `answer`; the paragraphs are not shown (give the model a search tool)",
-        _columns("question answer supporting_facts context"),
-        lambda row, folder: {"id": first_of(row, "id", "_id")},
-        scorer="em",
-    ),
-    RowShape(
-        "TriviaQA",
-        "the reference is `answer.value`; its aliases count as right",
-        _columns("question answer"),
-        lambda row, folder: {
-            **listed_aliases(row["answer"], "aliases", "value"),
-            "id": row.get("question_id"),
-        },
-        scorer="em",
-        holds=lambda row: isinstance(row["answer"], dict) and "aliases" in row["answer"],
-    ),
-    RowShape(
-        "PopQA",
-        "the reference is the first of `possible_answers`; the others count as right",
-        _columns("question possible_answers"),
-        lambda row, folder: listed_aliases(row, "possible_answers"),
-        scorer="em",
-    ),
-    RowShape(
-        "FlashRAG (NQ, TriviaQA, PopQA, 2Wiki, Bamboogle)",
-        "the reference is the first of `golden_answers`; the others count as right",
-        _columns("question golden_answers"),
-        lambda row, folder: listed_aliases(row, "golden_answers"),
-        scorer="em",
-    ),
-    RowShape(
-        "NQ-open",
-        "the reference is the first of `answer`; the others count as right",
-        _columns("question answer"),
-        lambda row, folder: listed_aliases(row, "answer"),
-        scorer="em",
-        holds=lambda row: (
-            _is_list("answer")(row) and all(isinstance(o, str) for o in row["answer"])
-        ),
-    ),
-    RowShape(
-        "Bamboogle",
-        "the question is `Question`, the reference `Answer`",
-        _columns("Question Answer"),
-        lambda row, folder: {"answer": text_of(row["Answer"])},
-        scorer="em",
-    ),
-    RowShape(
-        "Search-R1",
-        "the reference is the first of `reward_model.ground_truth.target`; the others count as right",
-        _columns("messages answer data_source"),
-        lambda row, folder: target_reference(row),
-        scorer="em",
-        holds=lambda row: isinstance(row["answer"], dict) and "target" in row["answer"],
-    ),
-    RowShape(
-        "verl's GSM8K and MATH, DAPO-Math-17k, Eurus-2-RL (mathematics)",
-        "the reference is `reward_model.ground_truth`",
-        _columns("messages answer data_source"),
-        _math(lambda row: math_reference(row["answer"])),
-        scorer="math",
-        answer_schema=BOXED,
-        holds=lambda row: (
-            str(row.get("ability", "")).lower() == "math"
-            and isinstance(row["answer"], str | int | float)
-        ),
-    ),
-    RowShape(
-        "DAPO-Math-17k (processed)",
-        "the reference is `solution`",
-        _columns("query solution data_source ability"),
-        _math(lambda row: math_reference(row["solution"])),
-        scorer="math",
-        answer_schema=BOXED,
-        holds=lambda row: str(row["ability"]).lower() == "math",
-    ),
-    RowShape(
-        "OpenMathReasoning",
-        "the reference is `expected_answer`",
-        _columns("problem expected_answer"),
-        _math(lambda row: math_reference(row["expected_answer"])),
-        scorer="math",
-        answer_schema=BOXED,
-    ),
-    RowShape(
-        "MATH-500, AIME, AMC, DeepScaleR, OpenR1-Math, NuminaMath-1.5, Big-Math, Omni-MATH",
-        "the reference is `answer`",
-        _columns("problem answer"),
-        _math(lambda row: math_reference(row["answer"])),
-        scorer="math",
-        answer_schema=BOXED,
-    ),
-    RowShape(
-        "AIME 2024",
-        "the reference is `Answer`",
-        _columns("Problem Answer"),
-        _math(lambda row: math_reference(row["Answer"])),
-        scorer="math",
-        answer_schema=BOXED,
-    ),
-    RowShape(
-        "AMC 23",
-        "the reference is `answer`",
-        _columns("question answer url"),
-        _math(lambda row: math_reference(row["answer"])),
-        scorer="math",
-        answer_schema=BOXED,
-        holds=lambda row: isinstance(row["answer"], int | float),
-    ),
-    RowShape(
-        "MATH, NuminaMath-CoT",
-        "the reference is the last \\boxed{} of `solution`",
-        _columns("problem solution"),
-        _math(lambda row: boxed_reference(row["solution"])),
-        scorer="math",
-        answer_schema=BOXED,
-        holds=_is_text("solution"),
-    ),
-)

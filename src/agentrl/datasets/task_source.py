@@ -1,17 +1,22 @@
-"""Sources of tasks other than files: the interface of a plugin's `task_sources`.
+"""Tasks that are in no file: the interface of a plugin's `task_sources`, and `--sampler_module`.
 
-`--env KIND:NAME` and `--eval_env` name a source by its KIND; the rest of the text is the source's own.
+`--env KIND:NAME` and `--eval_env` name a source by its KIND; the rest of the text is the source's own. A
+sampler module, a Python file of the user, registers kinds of tasks and samplers, and may yield tasks.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any, Protocol
 
 from agentrl.config.sections import DataSection
+from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import hooks, loaded_hook
-from agentrl.schema import MCPTask, Split
+from agentrl.schema import MCPTask, Split, Task
+
+_FUNCTION = "train_tasks"
 
 
 class TaskSource(Protocol):
@@ -62,11 +67,7 @@ class TaskSource(Protocol):
 
 
 def task_source(uri: str, flag: str = "--env") -> TaskSource:
-    """Return the source that a text names.
-
-    Raises:
-        ConfigError: no plugin has its KIND.
-    """
+    """Return the source that a text names."""
     kind = uri.partition(":")[0]
     source: TaskSource | None = loaded_hook("task_sources", kind)
     if source is None:
@@ -77,3 +78,36 @@ def task_source(uri: str, flag: str = "--env") -> TaskSource:
             f"{flag} {uri}: unknown kind {kind!r}{hint} (known: {', '.join(known)}); write KIND:NAME"
         )
     return source
+
+
+def load_sampler_module(config: DataSection) -> ModuleType | None:
+    """Import the file that registers kinds of tasks, so that the store can read them."""
+    source = config.sampler_module
+    return None if source is None else load_user_module(source, f"--sampler_module {source}")
+
+
+def generated_tasks(config: DataSection, seed: int) -> Iterator[Task]:
+    """Import `--sampler_module` immediately, and yield its training tasks, if any."""
+    return _tasks_of(load_sampler_module(config), config, seed)
+
+
+def _tasks_of(module: ModuleType | None, config: DataSection, seed: int) -> Iterator[Task]:
+    generator = getattr(module, _FUNCTION, None)
+    if generator is None:
+        return
+    what = f"--sampler_module {config.sampler_module}: {_FUNCTION}"
+    for task in _call_generator(generator, seed, what):
+        if not isinstance(task, Task):
+            raise ConfigError(f"{what} yielded a {type(task).__name__}, not a task")
+        fields: dict[str, object] = {"split": "train"}
+        if "num_generations" not in task.model_fields_set:
+            fields["num_generations"] = config.num_generations
+            fields["rounds"] = config.rounds
+        yield task.model_copy(update=fields)
+
+
+def _call_generator(generator: object, seed: int, what: str) -> Iterator[object]:
+    try:
+        yield from generator(seed)  # type: ignore[operator]
+    except Exception as error:
+        raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error

@@ -79,12 +79,7 @@ def tasks_from_questions(
 def train_tasks(
     config: DataSection, seed: int, check_scorer: ScorerCheck | None = None
 ) -> Iterator[MCPTask]:
-    """Yield all training tasks of a run, in their order over all epochs; nothing without a file.
-
-    Raises:
-        ConfigError: at the first task; see `TaskSource.tasks`.
-        DatasetError: at the first task; see `QuestionFile`.
-    """
+    """Yield all training tasks of a run, in their order over all epochs; nothing without a file."""
     for task in _train_tasks(config, seed, check_scorer):
         yield task.model_copy(update={"rounds": config.rounds}) if config.rounds else task
 
@@ -92,26 +87,17 @@ def train_tasks(
 def _train_tasks(
     config: DataSection, seed: int, check_scorer: ScorerCheck | None
 ) -> Iterator[MCPTask]:
+    stream: dict[str, Any] = {
+        "epochs": range(config.num_train_epochs),
+        "num_generations": config.num_generations,
+        "shuffle_seed": seed if config.shuffle else None,
+    }
     if config.env is not None:
-        yield from task_source(config.env).tasks(
-            config.env,
-            config,
-            "train",
-            seed=seed,
-            epochs=range(config.num_train_epochs),
-            num_generations=config.num_generations,
-            shuffle_seed=seed if config.shuffle else None,
-        )
-    if config.train_file is None:
-        return
-    with QuestionFile(config.train_file, config, check_scorer) as questions:
-        yield from tasks_from_questions(
-            questions,
-            "train",
-            epochs=range(config.num_train_epochs),
-            num_generations=config.num_generations,
-            shuffle_seed=seed if config.shuffle else None,
-        )
+        source = task_source(config.env)
+        yield from source.tasks(config.env, config, "train", seed=seed, **stream)
+    if config.train_file is not None:
+        with QuestionFile(config.train_file, config, check_scorer) as questions:
+            yield from tasks_from_questions(questions, "train", **stream)
 
 
 def eval_tasks(
@@ -120,9 +106,6 @@ def eval_tasks(
     """Return the tasks of an evaluation of policy `version`, with negative orders.
 
     They are tagged `eval@{version}` and have the version as their epoch, also in their ids.
-
-    Raises:
-        DatasetError: see `load_questions`.
     """
     tag = f"eval@{version}"
     if config.eval_env is not None:
@@ -154,14 +137,9 @@ def eval_tasks(
 
 
 async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[int, int]:
-    """Append training tasks to the end of a run's stream, in order.
+    """Append training tasks to the end of a run's stream; a known id with another question is refused.
 
-    Returns:
-        The number of tasks that were new, and of those that the run had before.
-
-    Raises:
-        DatasetError: another question of the run has the same id.
-        StoreError: the store failed.
+    Returns the number of tasks that were new, and of those that the run had before.
     """
     num_given = 0
 
@@ -185,12 +163,7 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
 
 
 async def check_known_questions(store: TrajectoryStore, tasks: Iterable[Task]) -> None:
-    """Refuse tasks under whose ids the run has other questions.
-
-    Raises:
-        DatasetError: see `append_tasks`.
-        StoreError: the store failed.
-    """
+    """Refuse tasks under whose ids the run has other questions."""
     given = {task.id: task for task in tasks}
     for known in await store.tasks.get_many([*given]):
         _check_same_question(known, given[known.id])
@@ -212,10 +185,7 @@ async def retry_dead_letters(store: TrajectoryStore, split: Split | None = None)
 
     A group completes once and may have been trained on, so it stays unchanged: the question becomes
     a new group `{id}~{n}` at the end of the run's stream (evaluations keep their order). Repeating
-    the call adds nothing until a new group has failed as well.
-
-    Returns:
-        The number of groups that were added.
+    the call adds nothing until a new group has failed as well. Returns the number of added groups.
     """
     return await store.tasks.add(_retries(store, split))
 

@@ -9,8 +9,8 @@ import pytest
 from support.stored import make_task
 
 from agentrl.config.sections import DataSection
-from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.task_feed import TaskFeed
+from agentrl.datasets.task_source import generated_tasks
 from agentrl.errors import ConfigError
 from agentrl.schema import TASK_TYPES, Task
 from agentrl.store import TrajectoryStore

@@ -10,7 +10,7 @@ from support.known_rows import CODE, KNOWN, REFUSED, Known, Refused
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry
 from agentrl.datasets.question import Question, question_of, with_own_names
-from agentrl.datasets.row_shapes import SHAPES, shape_of
+from agentrl.datasets.row_shapes import SHAPES, shapes_of
 from agentrl.rewards import MCPScorerFactory, extract_answer
 from agentrl.schema import GroundTruth
 from agentrl.schema.answer_form import added_instruction, asked_schema, is_asked, written
@@ -66,16 +66,11 @@ def test_a_row_that_cannot_be_read_is_refused_with_what_to_do(refused: Refused) 
     assert refused.advice in str(caught.value)
 
 
-def test_every_shape_has_a_row() -> None:
-    rows = [one.row for one in (*KNOWN, *CODE, *REFUSED)]
-    names = {question_shape(row) for row in rows}
-    assert names == {shape.name for shape in SHAPES}
-
-
-def question_shape(row: Any) -> str:
-    shape = shape_of(with_own_names(row))
-    assert shape is not None
-    return shape.name
+def test_every_shape_has_a_row_and_no_row_fits_two_shapes_equally_well() -> None:
+    fitting = [shapes_of(with_own_names(one.row)) for one in (*KNOWN, *CODE, *REFUSED)]
+    assert {best.name for best, *_ in fitting} == {shape.name for shape in SHAPES}
+    for best, *others in fitting:
+        assert best.rank > max((shape.rank for shape in others), default=(0, 0)), best.name
 
 
 def test_flags_and_the_row_win_over_the_shape() -> None:

@@ -8,8 +8,7 @@ from support.stored import claim, make_task, play
 from agentrl.config.sections import AlgorithmSection
 from agentrl.config.validation.algorithm_checks import loss_contradictions
 from agentrl.datasets.question import Question
-from agentrl.datasets.repeated_questions import RepeatedQuestions
-from agentrl.datasets.task_feed import TaskFeed
+from agentrl.datasets.task_feed import RepeatedQuestions, TaskFeed
 from agentrl.datasets.task_stream import append_tasks, tasks_from_questions
 from agentrl.schema import MCPTask, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore

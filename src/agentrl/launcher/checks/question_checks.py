@@ -12,10 +12,9 @@ from pathlib import Path
 from agentrl.config.sections import DataSection, RolloutSection, RootConfig
 from agentrl.config.validation.checks import groups_per_step
 from agentrl.datasets.entries import folder_of, read_entries
-from agentrl.datasets.generated_tasks import generated_tasks
 from agentrl.datasets.question import DEFAULT_SCORER, question_of
 from agentrl.datasets.question_files import QuestionFile
-from agentrl.datasets.task_source import task_source
+from agentrl.datasets.task_source import generated_tasks, task_source
 from agentrl.datasets.task_stream import check_known_questions, tasks_from_questions
 from agentrl.errors import ConfigError
 from agentrl.launcher.checks.policy_checks import find_model

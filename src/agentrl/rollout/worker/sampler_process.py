@@ -15,8 +15,7 @@ import uvloop
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agentrl.config.sections import RootConfig
-from agentrl.datasets.generated_tasks import load_sampler_module
-from agentrl.datasets.task_source import task_source
+from agentrl.datasets.task_source import load_sampler_module, task_source
 from agentrl.models.checkpoints.resolve import resolve_tokenizer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.agent import (

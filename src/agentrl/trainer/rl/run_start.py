@@ -25,9 +25,8 @@ from agentrl.config.sections import (
 )
 from agentrl.config.validation.algorithm_checks import check_training_sampling
 from agentrl.config.validation.checks import groups_per_step
-from agentrl.datasets.generated_tasks import generated_tasks
-from agentrl.datasets.repeated_questions import RepeatedQuestions
-from agentrl.datasets.task_feed import TaskFeed
+from agentrl.datasets.task_feed import RepeatedQuestions, TaskFeed
+from agentrl.datasets.task_source import generated_tasks
 from agentrl.datasets.task_stream import append_tasks, train_tasks
 from agentrl.distributed import MeshShape
 from agentrl.errors import ConfigError
