@@ -12,7 +12,8 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.models.checkpoints.checkpoint_files import check_is_checkpoint, tensor_names
-from agentrl.models.checkpoints.gguf import PACKAGE, converted, gguf_of, packaged_model
+from agentrl.models.checkpoints.gguf import converted, gguf_of
+from agentrl.models.checkpoints.packaged_model import PACKAGE, packaged_model
 from agentrl.runtime.http.reachability import unreachable_reason
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")

@@ -12,7 +12,7 @@ from harness.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 from agentrl.errors import ConfigError
-from agentrl.models.checkpoints.gguf import model_cache
+from agentrl.models.checkpoints.packaged_model import model_cache
 from agentrl.models.checkpoints.resolve import resolve_model, resolve_tokenizer
 from agentrl.models.load import load_policy
 from agentrl.renderers.renderer import Renderer
@@ -78,7 +78,7 @@ def test_a_gguf_file_becomes_a_checkpoint_that_ends_turns_as_its_template_does(
     tensors = write_gguf(tmp_path / "tiny/tiny.gguf")
     (tmp_path / "tiny/mmproj-tiny.gguf").write_bytes(b"GGUF")  # an image encoder beside the model
     path = resolve_model(str(tmp_path / "tiny"))
-    assert "converting tiny.gguf (0 MB) to bfloat16, once, into" in capsys.readouterr().err
+    assert "converting tiny.gguf to bfloat16, once, into" in capsys.readouterr().err
     assert path.parent == model_cache()
     weights = load_file(path / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
@@ -86,12 +86,11 @@ def test_a_gguf_file_becomes_a_checkpoint_that_ends_turns_as_its_template_does(
     assert torch.equal(weights["model.layers.0.mlp.down_proj.weight"], down)
     assert load_policy(path).model.config.vocab_size == len(tensors["token_embd.weight"])
     renderer = Renderer.load(path)
-    assert renderer.turn_end_note is None
+    assert "<|im_start|>" in str(renderer.turn_end_note)  # replies end at either
     ended = renderer.reply_ids(
         [{"role": "user", "content": "x"}], {"role": "assistant", "content": "some"}
     )
     assert ended[-1] in renderer.stop_token_ids
-    assert json.loads((path / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"
 
     written = (path / "model.safetensors").stat().st_mtime_ns
     assert resolve_model(str(tmp_path / "tiny/tiny.gguf")) == path
@@ -103,9 +102,7 @@ def test_a_gguf_file_becomes_a_checkpoint_that_ends_turns_as_its_template_does(
 @pytest.mark.parametrize(
     ("files", "named", "message"),
     [
-        (["a.gguf", "b.gguf"], "", "several models (a.gguf, b.gguf); name one of them"),
-        (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], "", "llama-gguf-split --merge"),
-        (["m-00001-of-00002.gguf"], "m-00001-of-00002.gguf", "llama-gguf-split --merge"),
+        (["a.gguf", "b.gguf"], "", "several models; name one GGUF file"),
         (["a.gguf"], "a.gguf", "a.gguf is not a GGUF file; download it again"),
     ],
 )
