@@ -39,7 +39,7 @@ settings.register_profile("suite", derandomize=report() is None)
 settings.load_profile("suite")
 
 _LONGEST = (
-    *("test_first_answers", "test_compilation", "test_commands", "test_loss_trial"),
+    *("test_first_answers", "test_compilation", "test_commands"),
     *("test_short_demo", "test_environment", "test_server_supervisor", "test_sampler_process"),
     *("test_inspector_pages", "test_recording", "test_mesh", "test_adapters", "test_train_process"),
     *("test_rehearsal", "test_server_clock", "test_sampling_loop", "test_mcp_toolbox"),

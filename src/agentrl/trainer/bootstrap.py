@@ -31,9 +31,9 @@ from agentrl.errors import ConfigError
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.processes.heap import keep_freed_memory
 from agentrl.runtime.processes.signals import stop_on_signals
+from agentrl.trainer.learner.function_trial import problem_of_functions
 from agentrl.trainer.learner.learner import Learner, StepOutcome
 from agentrl.trainer.learner.merge_check import MergeCheck
-from agentrl.trainer.learner.rank_trial import problem_of_functions
 from agentrl.trainer.learner.settings import LearnerSettings
 
 T = TypeVar("T")

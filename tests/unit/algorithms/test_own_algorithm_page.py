@@ -3,10 +3,9 @@
 import re
 from pathlib import Path
 
-from agentrl.algorithms.function_trial import try_functions
 from agentrl.algorithms.losses import LossInputs
-from agentrl.config.sections import AlgorithmSection, TrainerSection
-from agentrl.trainer.learner.loss_trial import try_loss
+from agentrl.config.sections import AlgorithmSection, RootConfig, TrainerSection
+from agentrl.trainer.learner.function_trial import try_functions
 
 PAGE = (Path(__file__).parents[3] / "docs" / "own-algorithm.md").read_text()
 
@@ -21,10 +20,9 @@ def test_the_functions_of_the_page_pass_the_trial(tmp_path: Path) -> None:
         group_filter=f"{path}:keep",
     )
     trainer = TrainerSection(lr_scheduler_type=f"{path}:rate", on_step=f"{path}:after")
-    try_functions(algorithm, trainer)
+    try_functions(RootConfig(algorithm=algorithm, trainer=trainer))
     of_trees = algorithm.model_copy(update={"advantage_estimator": f"{path}:credits"})
-    try_functions(of_trees, trainer)
-    try_loss(algorithm)
+    try_functions(RootConfig(algorithm=of_trees))
 
 
 def test_the_page_describes_every_input_of_a_loss() -> None:

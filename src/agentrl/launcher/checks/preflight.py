@@ -7,7 +7,10 @@ first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started or 
 
 import asyncio
 import inspect
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from agentrl.config.loading import flat_values
+from agentrl.config.own_function import OWN_FUNCTION_FLAGS, is_reference
 from agentrl.config.sections import (
     DataSection,
     RootConfig,
@@ -23,7 +28,6 @@ from agentrl.config.sections import (
 from agentrl.config.validation.algorithm_checks import check_training_sampling
 from agentrl.errors import AgentRLError, ConfigError, StoreError, WriteError
 from agentrl.launcher.checks.extras import check_extras
-from agentrl.launcher.checks.function_checks import check_functions
 from agentrl.launcher.checks.policy_checks import check_policy, find_model
 from agentrl.launcher.checks.question_checks import check_questions
 from agentrl.launcher.checks.server_checks import check_servers, open_servers
@@ -43,6 +47,8 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.database import has_login
 from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
+
+_TRIAL_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -252,6 +258,31 @@ def _check_ports(config: RootConfig, *, trains: bool) -> None:
                 f"--metrics_port {first}: port {port} is in use (the trainer uses {first}, each "
                 "sampler one of the following ports); choose another"
             )
+
+
+def check_functions(config: RootConfig) -> None:
+    """Try the user's functions in a program of its own, because the launcher never imports torch."""
+    values = flat_values(config)
+    own = [f"--{flag} {values[flag]}" for flag in OWN_FUNCTION_FLAGS if is_reference(values[flag])]
+    if not own:
+        return
+    paths = os.pathsep.join(path for path in sys.path if path)
+    try:
+        trial = subprocess.run(
+            [sys.executable, "-P", "-m", "agentrl.trainer.learner.function_trial"],
+            input=config.model_dump_json(include={"algorithm", "trainer", "rollout"}),
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TRIAL_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{', '.join(own)}: no end within {_TRIAL_SECONDS:.0f} s") from None
+    if trial.returncode:
+        lines = trial.stderr.strip().splitlines()
+        status = f"{', '.join(own)}: the trial ended with status {trial.returncode}"
+        raise ConfigError(lines[-1] if lines else status)
 
 
 def _check_group_size(data: DataSection) -> None:

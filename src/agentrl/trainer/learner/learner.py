@@ -40,11 +40,11 @@ from agentrl.distributed.dtypes import dtype_name
 from agentrl.models.checkpoint_export import TEMPLATE_FILE, read_tokenizer_files, save_hf
 from agentrl.models.flops import peak_tflops
 from agentrl.models.lora import adapter_tensors, has_adapter, save_adapter
+from agentrl.trainer.learner.function_trial import problem_of_functions
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import Passes, PassOutcome, WholePasses
 from agentrl.trainer.learner.rank_models import RankModels
-from agentrl.trainer.learner.rank_trial import problem_of_functions
 from agentrl.trainer.learner.settings import LearnerSettings, export_dtype
 from agentrl.trainer.learner.staged_passes import StagedPasses
 from agentrl.trainer.learner.target_stats import TargetStats, TargetTrace, TurnRatios, target_stats
