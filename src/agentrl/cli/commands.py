@@ -210,14 +210,6 @@ def _or_demo(
 
     A private database without an output directory rules out the demo, because it contains questions
     that the user added.
-
-    Args:
-        given: the typed flags.
-        config: the configuration that they give without the demo.
-        questions: the flag that names the command's questions.
-
-    Raises:
-        ConfigError: the run was started with its own model, which no flag names now.
     """
     own_flags = {"config", "model_name_or_path", "db_connection_string", questions}
     output, database = config.run.output_path, config.private_mongo_dir
@@ -247,12 +239,7 @@ def _or_demo(
 def _with_agent(config: RootConfig, *, writes: bool = True) -> RootConfig:
     """Return the configuration with an agent of `--agent_python` made callable from here.
 
-    Args:
-        config: the given one.
-        writes: keep the files written for it; otherwise they are deleted when this process ends.
-
-    Raises:
-        ConfigError: that interpreter has no such agent.
+    Unless it `writes`, the files for it are deleted when this process ends.
     """
     if config.agents.agent_python is None:
         return config

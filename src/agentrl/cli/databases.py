@@ -25,11 +25,7 @@ def joined(config: RootConfig) -> RootConfig:
 
 
 def store_uri(config: RootConfig) -> str:
-    """Return the MongoDB URI of the configuration, or that of the running run's private mongod.
-
-    Raises:
-        ConfigError: none is given, and no private mongod is up.
-    """
+    """Return the MongoDB URI of the configuration, or that of the running run's private mongod."""
     from agentrl.store.private_mongod import running_uri
 
     given = config.store.db_connection_string
@@ -54,15 +50,8 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     """Yield a URI of the run's database, whether or not the run is active.
 
     A database of the user is used as it is. The private mongod of a live run is used; for an ended
-    run, one is started on its data for the duration of the block. Enter this in the main
-    thread.
-
-    Args:
-        config: names the run and, optionally, a database.
-        create: start with empty data if none exist; they are deleted if the block fails.
-
-    Raises:
-        ConfigError: no data of a run with this name exist, and `create` is false.
+    run, one is started on its data for the duration of the block; with `create`, also on no data, which
+    is deleted if the block fails. Enter this in the main thread.
     """
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
@@ -94,16 +83,7 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
 def trained_run(
     config: RootConfig, name_or_dir: str, typed: Mapping[str, str] | None = None
 ) -> RootConfig:
-    """Return the configuration that a run was trained with.
-
-    Args:
-        config: names output directory and database, if they are not in their default places.
-        name_or_dir: the run's name, or its output directory.
-        typed: flags that override those of the run.
-
-    Raises:
-        ConfigError: the run does not exist.
-    """
+    """Return the configuration that a run was trained with, under the typed flags."""
     output = Path(name_or_dir)
     if not (output / "config.yaml").is_file():
         output = config.run.output_dir or Path("output") / name_or_dir
@@ -129,14 +109,7 @@ async def opened_store(
 ) -> "AsyncIterator[TrajectoryStore]":
     """Yield the store of the run that the configuration names.
 
-    Args:
-        config: of the command.
-        also_unfinished: yield a database too that holds an unfinished import, and no run.
-        also_unstarted: yield a database too that another process serves, and that holds no run yet.
-
-    Raises:
-        ConfigError: the run does not exist.
-        StoreError: the database does not respond.
+    An unfinished import holds no run, and one that another process serves may not have begun.
     """
     from agentrl.store import TrajectoryStore
     from agentrl.store.private_mongod import running_uri

@@ -359,11 +359,7 @@ async def drop(config: RootConfig, is_confirmed: bool, as_json: bool) -> int:
 
 
 def configured_scorer(config: RootConfig, name: str) -> "tuple[Scorer, AgentConfig | None]":
-    """Return a scorer, built-in or the user's, and the models that it may call.
-
-    Raises:
-        ConfigError: the scorer does not exist, or lacks its configuration.
-    """
+    """Return a scorer, built-in or the user's, and the models that it may call."""
     from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 
     scoring = RegisteredScoring.load(config.rollout)
@@ -372,11 +368,7 @@ def configured_scorer(config: RootConfig, name: str) -> "tuple[Scorer, AgentConf
 
 
 def _confirm(question: str) -> None:
-    """Ask the user to confirm.
-
-    Raises:
-        ConfigError: the user does not, or standard input is not a terminal.
-    """
+    """Ask the user to confirm."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} Standard input is not a terminal; confirm with --yes")
     print(f"{question} Type yes: ", end="", file=sys.stderr, flush=True)

@@ -108,11 +108,7 @@ async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
 
 @asynccontextmanager
 async def _store_with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
-    """Yield the store of a run that has tasks.
-
-    Raises:
-        ConfigError: it has none; the message lists the existing runs.
-    """
+    """Yield the store of a run that has tasks."""
     from agentrl.datasets.task_source import load_sampler_module
     from agentrl.store import TrajectoryStore
 

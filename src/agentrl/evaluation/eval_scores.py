@@ -108,9 +108,6 @@ def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
 
     It is the chance that k of the given rollouts, drawn without replacement, are not all wrong
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code").
-
-    Raises:
-        ValueError: there are fewer than k rollouts.
     """
     if not 1 <= k <= num_tries:
         raise ValueError(f"pass@{k} needs at least {k} rollouts, got {num_tries}")

@@ -44,16 +44,8 @@ async def evaluate(
 ) -> EvalMetrics | None:
     """Let the samplers run `tasks` and return the scores; None when `stop` was set first.
 
-    Args:
-        store: the run's store.
-        tasks: evaluation questions; they get orders that precede all training tasks.
-        version: policy version that the servers serve.
-        reuse: continue with the tasks that an earlier process added for this version.
-        timeout_seconds: longest wait for the scores.
-        stop: set when the process must end.
-
-    Raises:
-        StoreError: the scores did not arrive in time, or there are none; the message says why.
+    The tasks get orders that precede all training tasks. With `reuse`, those that an earlier process
+    added for this version go on.
     """
     started = time.monotonic()
     tag = await _free_tag(store, version, reuse=reuse)

@@ -34,17 +34,7 @@ class CpuLimits:
 def cpu_limits(
     model_path: Path, *, num_threads: int | None, num_generations: int, num_groups: int
 ) -> CpuLimits | None:
-    """Return the limits for a model; None if its config.json does not give its shape.
-
-    Args:
-        model_path: directory with config.json.
-        num_threads: threads of the engine; all cores of this process by default.
-        num_generations: rollouts per group.
-        num_groups: largest number of groups per step.
-
-    Raises:
-        ConfigError: config.json is malformed.
-    """
+    """Return the limits for a model; None if its config.json does not give its shape."""
     num_weights = _weights_per_token(model_path)
     if num_weights is None:
         return None

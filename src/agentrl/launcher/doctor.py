@@ -72,12 +72,7 @@ CheckFunction = Callable[[], Iterator[CheckResult] | Awaitable[CheckResult]]
 async def examine(
     config: RootConfig, check_seconds: float = CHECK_SECONDS
 ) -> AsyncIterator[Diagnosis]:
-    """Yield a line for every requirement of a run with this configuration on this machine.
-
-    Args:
-        config: the checked configuration.
-        check_seconds: timeout of one check.
-    """
+    """Yield a line for every requirement of a run with this configuration on this machine."""
     checks: list[tuple[str, CheckFunction]] = [
         ("python", _python),
         ("packages", lambda: _packages(config)),

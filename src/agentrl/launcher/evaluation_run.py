@@ -46,11 +46,7 @@ FIRST_PAUSE_SECONDS = 10.0
 
 
 def newest_checkpoint(output_path: Path) -> Path:
-    """Return the model directory of a run's newest checkpoint, or that of its adapter.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the model directory of a run's newest checkpoint, or that of its adapter."""
     found = sorted((output_path / "checkpoints").glob("[0-9]*/model/*config.json"))
     if not found:
         raise ConfigError(
@@ -60,15 +56,7 @@ def newest_checkpoint(output_path: Path) -> Path:
 
 
 async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
-    """Start everything, run the questions, print and write the score; return the exit status.
-
-    Args:
-        config: the checked configuration.
-        checkpoint: the model or adapter to evaluate; by default the configured model.
-
-    Raises:
-        AgentRLError: a mistake of the user (before anything starts), or a child that failed.
-    """
+    """Start everything, run the questions, print and write the score; return the exit status."""
     if not config.data.has_held_out:
         raise ConfigError("an evaluation needs --eval_file or --eval_env")
     if checkpoint is not None:

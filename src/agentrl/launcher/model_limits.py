@@ -36,17 +36,7 @@ def fitted_to_model(
     trains_on: Literal["cpu", "gpu"] | None = None,
     samples_on: Literal["cpu", "gpu"] | None = None,
 ) -> tuple[RootConfig, list[str]]:
-    """Return the configuration with defaults for the model and machine, and notes about them.
-
-    Args:
-        config: the checked configuration.
-        model_path: the model's directory, with config.json.
-        trains_on: the device of the trainer, if this is for one on this machine.
-        samples_on: the device of the inference servers, if they are on this machine.
-
-    Raises:
-        ConfigError: config.json is malformed.
-    """
+    """Return the configuration with defaults for the model and machine, and notes about them."""
     notes: list[str] = []
     if "model_name_or_path" not in config.model.model_fields_set:
         notes.append(

@@ -136,12 +136,7 @@ class RunPlan:
 
 
 async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
-    """Run the checks of a real start, and return the resulting plan.
-
-    Args:
-        config: the checked configuration.
-        typed: the flags from which it was made.
-    """
+    """Run the checks of a real start, and return the resulting plan."""
     found: list[Finding] = []
     gpus = NO_GPUS
     checked: dict[str, RunCheck | None] = dict.fromkeys(hooks("run_checks"))

@@ -66,9 +66,6 @@ async def run_training(config: RootConfig) -> int:
     """Start everything, show progress, stop everything; return the exit status.
 
     Ctrl-C and SIGTERM stop the children and keep all data: the same command resumes the run.
-
-    Raises:
-        AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
     check_not_running(config)
     console = run_console()
@@ -125,9 +122,6 @@ async def beside_own_loop(config: RootConfig) -> AsyncIterator[RootConfig]:
 
     Yields:
         The configuration with the addresses of the processes.
-
-    Raises:
-        AgentRLError: a mistake of the user (before anything starts), or a process that failed.
     """
     check_not_running(config)
     console = run_console()
@@ -153,11 +147,7 @@ async def beside_own_loop(config: RootConfig) -> AsyncIterator[RootConfig]:
 
 
 async def _opened_store(console: Console, cluster: LocalCluster) -> TrajectoryStore:
-    """Open the run's database, and check that this run may go on in it.
-
-    Raises:
-        ConfigError: another run or trainer has it, or there are no questions.
-    """
+    """Open the run's database, and check that this run may go on in it."""
     config = cluster.config
     store = await cluster.open_store()
     if config.run.fresh:
@@ -217,21 +207,13 @@ async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, G
 
 
 def _preparations(config: RootConfig) -> Iterator[Preparation | None]:
-    """Yield what plugins have to do before the run; None of those with nothing to do.
-
-    Raises:
-        ConfigError: a flag of theirs has a mistake.
-    """
+    """Yield what plugins have to do before the run; None of those with nothing to do."""
     for target in hooks("run_preparations").values():
         yield imported(target)(config)
 
 
 def _checked(config: RootConfig, gpus: GpuMap, model_path: Path) -> Iterator[str]:
-    """Yield the notes of the checks of plugins.
-
-    Raises:
-        ConfigError: a check found a problem.
-    """
+    """Yield the notes of the checks of plugins."""
     for check in run_checks().values():
         found = check(config, gpus, model_path)
         if found is None or isinstance(found, str):
@@ -315,11 +297,7 @@ async def _until_servers_are_up(cluster: LocalCluster, store: TrajectoryStore) -
 
 
 async def _until_trained(cluster: LocalCluster, trainer: Child, display: ProgressDisplay) -> int:
-    """Wait for the trainer to exit, and return its exit status.
-
-    Raises:
-        NothingToLearn: with `--require_signal`, the first answers have equal scores.
-    """
+    """Wait for the trainer to exit, and return its exit status."""
     waiting = asyncio.create_task(cluster.wait(trainer.name))
     try:
         if cluster.config.rollout.require_signal:
@@ -338,11 +316,7 @@ async def _until_trained(cluster: LocalCluster, trainer: Child, display: Progres
 
 
 async def already_done(trainer: TrainerSection, store: TrajectoryStore) -> str | None:
-    """Return a message that the run is complete, or None if work remains.
-
-    Raises:
-        ConfigError: the run is beyond --max_steps.
-    """
+    """Return a message that the run is complete, or None if work remains."""
     run = await store.runs.get()
     if run is not None and run.policy_version > trainer.max_steps:
         raise ConfigError(

@@ -55,11 +55,7 @@ def what_to_install(name: str, missing: list[str]) -> str:
 
 
 def check_extras(config: RootConfig, *, trains: bool = True) -> None:
-    """Check that the processes of a run have their packages.
-
-    Raises:
-        ConfigError: a required extra is not completely installed.
-    """
+    """Check that the processes of a run have their packages."""
     missing = missing_packages()
     for name in sorted(needed_extras(config, trains=trains)):
         if missing.get(name):

@@ -14,15 +14,7 @@ _MAX_ALIASES = 3
 
 
 def first_question_lines(config: RootConfig, path: Path | None) -> list[str]:
-    """Return the block: question, reference, scorer, and where the answer is looked for.
-
-    Args:
-        config: the checked configuration.
-        path: the question file; without one there is nothing to say.
-
-    Raises:
-        DatasetError: the file is missing, or its first entry is malformed.
-    """
+    """Return the block: question, reference, scorer, and where the answer is looked for."""
     if path is None:
         return []
     where, entry = next(read_entries(path))

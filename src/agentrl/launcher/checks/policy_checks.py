@@ -26,17 +26,7 @@ from agentrl.renderers.renderer import Renderer
 
 
 def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool = True) -> Renderer:
-    """Check the model, its chat template and, for training, its layers and the mesh.
-
-    Args:
-        config: the checked configuration.
-        trains: whether AgentRL's trainer computes with it.
-        with_weights: see `resolve_model`.
-
-    Raises:
-        ConfigError: the model is missing, the mesh does not fit it, or the run started with another
-        model.
-    """
+    """Check the model, its chat template and, for training, its layers and the mesh."""
     path = find_model(config.model, with_weights=with_weights)
     inference, model_config = config.inference, raw_config(path)
     if trains or (inference.inference_backend == "embedded" and not inference.inference_urls):
@@ -72,15 +62,7 @@ def _check_context_length(requested: int | None, decoder: Any) -> None:
 
 
 def find_model(model: ModelSection, *, with_weights: bool = True) -> Path:
-    """Return the model's directory.
-
-    Args:
-        model: name of the model, and the requirements on it.
-        with_weights: see `resolve_model`.
-
-    Raises:
-        ConfigError: it is missing, or does not support the flags.
-    """
+    """Return the model's directory."""
     path = resolve_model(model.model_name_or_path, with_weights=with_weights)
     if model.router_replay:
         check_router_replay(path)

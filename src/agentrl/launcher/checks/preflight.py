@@ -31,8 +31,7 @@ from agentrl.launcher.checks.extras import check_extras
 from agentrl.launcher.checks.policy_checks import check_policy, find_model
 from agentrl.launcher.checks.question_checks import check_questions
 from agentrl.launcher.checks.server_checks import check_servers, open_servers
-from agentrl.launcher.checks.tool_bounds import open_to_tools
-from agentrl.launcher.cluster.child_commands import check_tool_server_command
+from agentrl.launcher.cluster.child_commands import check_tool_server_command, tool_server_command
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.evaluated_route import open_evaluated_route
@@ -41,12 +40,14 @@ from agentrl.rollout.worker.resources import check_tools, served_context_length,
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.http.http_clients import check_proxy
 from agentrl.runtime.ports import is_taken
+from agentrl.runtime.processes.wall import wall_gap
 from agentrl.runtime.telemetry.tracker_checks import check_trackers
 from agentrl.runtime.telemetry.tracker_login import check_login
 from agentrl.store import TrajectoryStore
 from agentrl.store.database import has_login
 from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
+from agentrl.tools.tool_walls import tool_wall
 
 _TRIAL_SECONDS = 300.0
 
@@ -69,16 +70,8 @@ Check = Callable[[], Awaitable[list[str] | None] | list[str] | None]
 async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
     """Check model, questions, environments, scorers, agent, database and all servers.
 
-    Args:
-        config: the checked configuration.
-        trains: whether the training questions are checked too.
-
     Returns:
         Notes for the user.
-
-    Raises:
-        ConfigError: something that the user gave cannot be used.
-        StoreError: the database does not respond.
     """
     notes: list[str] = []
     async for finding in findings(config, trains=trains):
@@ -95,13 +88,9 @@ async def findings(
     with_weights: bool = True,
     without: Collection[str] = (),
 ) -> AsyncIterator[Finding]:
-    """Yield the findings of each subject, in the order of `check_inputs`.
+    """Yield the findings of each subject but `without`, in the order of `check_inputs`.
 
-    Args:
-        config: the checked configuration.
-        trains: whether the training questions are checked too.
-        with_weights: fetch the whole model of a hub id, not just its small files.
-        without: subjects to skip.
+    Without weights, only the small files of a hub id are fetched.
     """
     # Empty until the model is checked, or if that fails.
     renderers: list[Renderer] = []
@@ -156,14 +145,7 @@ def _check_packages(config: RootConfig, *, trains: bool) -> None:
 
 
 def check_folders(directories: Mapping[str, Path]) -> None:
-    """Reject locations that are not writable; missing folders are created later.
-
-    Args:
-        directories: locations by the flag that names them.
-
-    Raises:
-        ConfigError: a location is a file, not writable, or on a full disk.
-    """
+    """Reject locations that are not writable; missing folders are created later."""
     for flag, path in directories.items():
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         if not existing.is_dir():
@@ -192,11 +174,7 @@ def written_directories(config: RootConfig) -> dict[str, Path]:
 
 @asynccontextmanager
 async def full_disk_reported(config: RootConfig) -> AsyncIterator[None]:
-    """Report a full disk as the cause of any error in the block.
-
-    Raises:
-        WriteError: a disk that the run writes to is full.
-    """
+    """Report a full disk as the cause of any error in the block."""
     try:
         yield
     except (AgentRLError, OSError) as error:
@@ -312,11 +290,7 @@ async def _check_store(config: RootConfig, *, trains: bool) -> list[str]:
 
 
 async def check_has_questions(data: DataSection, store: TrajectoryStore) -> None:
-    """Check that a run has a question file, or questions in its database.
-
-    Raises:
-        ConfigError: there is nothing to train on.
-    """
+    """Check that a run has a question file, or questions in its database."""
     if not data.has_training and await store.tasks.count(split="train") == 0:
         raise _no_questions(store.database_name)
 
@@ -349,9 +323,6 @@ async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> Non
     """Reject `--fresh` if an earlier run of this name has a database or output.
 
     With `--delete_existing`, both are deleted instead, unless a process works on that run.
-
-    Raises:
-        StoreError: the run exists and may not be deleted, or is alive.
     """
     run = await store.runs.get()
     output = section.output_path
@@ -368,3 +339,24 @@ async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> Non
     await store.drop_database()
     if output.exists():
         shutil.rmtree(output)
+
+
+def open_to_tools(config: RootConfig) -> list[str]:
+    """Return a note on what the programs of tools write to, and on each bound that is not kept."""
+    tools = tools_of(config)
+    commands = [server for server in tools.servers.values() if server.command is not None]
+    command = config.tools.tool_server_command
+    if command is not None:
+        argv = tool_server_command(command.get_secret_value(), port=0)
+        tool_wall(config, argv, named_by="--tool_server_command")
+    elif not commands:
+        return []
+    if wall_gap() is not None:
+        return [
+            "programs of tools see and change all that you can, answers and keys included "
+            f"(--allow_unconfined_tools; this machine cannot confine them: {wall_gap()})"
+        ]
+    paths = (*tools.wall.writable, *(path for one in commands for path in one.writable))
+    named = "".join(f"{path}, " for path in dict.fromkeys(map(str, paths)))
+    more = "" if paths else " (--tool_writable_paths names more)"
+    return [f"programs of tools write only to {named}scratch folders of their own{more}"]

@@ -41,16 +41,8 @@ async def check_questions(
 ) -> list[str]:
     """Check the questions, and that each has a scorer.
 
-    Args:
-        config: the checked configuration.
-        renderer: the model's renderer, if there is one.
-        trains: whether the training questions are checked too.
-
     Returns:
         Notes for the user.
-
-    Raises:
-        ConfigError: a file, a question or a scorer cannot be used.
     """
     data, notes = config.data, list[str]()
     before = MCPScorerFactory.registered_functions()
@@ -90,10 +82,6 @@ async def check_unchanged(data: DataSection, store: TrajectoryStore) -> list[str
 
     Returns:
         A note if answers have changed: the run keeps those that it read.
-
-    Raises:
-        DatasetError: an id belongs to another question of the run.
-        StoreError: the store failed.
     """
     if data.train_file is None or await store.tasks.next_train_order() == 0:
         return []
@@ -225,11 +213,7 @@ def _file_notes(config: RootConfig, path: Path, questions: QuestionFile) -> Iter
 def _long_questions(
     config: RootConfig, path: Path, questions: QuestionFile, renderer: Renderer
 ) -> Iterator[str]:
-    """Yield a note if a question alone exceeds the prompt limit.
-
-    Raises:
-        ConfigError: all questions exceed it.
-    """
+    """Yield a note if a question alone exceeds the prompt limit."""
     max_tokens = config.sampling.max_prompt_tokens
     model_dir = find_model(config.model, with_weights=False)
     context_length = served_context_length(config.inference, model_dir)

@@ -25,15 +25,8 @@ _MAX_ANSWER_CHARS = 60
 async def try_scorers(path: Path, questions: QuestionFile) -> list[str]:
     """Test each of the user's scorers on the first question that names it and has an answer.
 
-    Args:
-        path: the question file, for messages.
-        questions: the questions; all their scorers are registered.
-
     Returns:
         Notes on scorers that could not be tested, because a service that they need is unavailable.
-
-    Raises:
-        ConfigError: a scorer raises, or returns no number.
     """
     try:
         notes = [await _try(scorer, question, path) for scorer, question in _trials(questions)]

@@ -22,11 +22,7 @@ _RESPONSE_SECONDS = 4.0
 
 
 async def check_servers(inference: InferenceSection) -> str:
-    """Check that servers respond, or can be started; return a description of them.
-
-    Raises:
-        ConfigError: a server does not respond, or SGLang or a key is missing.
-    """
+    """Check that servers respond, or can be started; return a description of them."""
     if not inference.inference_urls:
         check_keys(inference)
         if inference.inference_backend == "embedded":

@@ -24,14 +24,7 @@ def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
 def trainer_command(
     trainer: TrainerSection, config_path: Path, *flags: str, command: str = "train"
 ) -> list[str]:
-    """Return the trainer's argv: plain Python for one rank, else `accelerate launch`.
-
-    Args:
-        trainer: how many ranks there are, and where.
-        config_path: the configuration that the ranks read.
-        *flags: flags that override it.
-        command: `train` or `sft`.
-    """
+    """Return the trainer's argv: plain Python for one rank, else `accelerate launch`."""
     if trainer.num_processes == 1:
         return agentrl_command(command, config_path, *flags)
     return [
@@ -49,9 +42,6 @@ def tool_server_command(template: str, port: int) -> list[str]:
 
     `{port}` is filled in, programs are found by `runtime.processes.child_processes.program`, and a script
     that ships with the package (`examples/shop/server.py`) from any working directory.
-
-    Raises:
-        ConfigError: a quotation mark is never closed.
     """
     try:
         argv = [argument.replace("{port}", str(port)) for argument in shlex.split(template)]
@@ -66,11 +56,7 @@ def tool_server_command(template: str, port: int) -> list[str]:
 
 
 def check_tool_server_command(template: str) -> None:
-    """Check that a command can start and receives its port.
-
-    Raises:
-        ConfigError: program or script are missing, or there is no `{port}`.
-    """
+    """Check that a command can start and receives its port."""
     argv = tool_server_command(template, port=0)
     if not argv or shutil.which(argv[0]) is None:
         raise ConfigError(f"--tool_server_command {argv[0] if argv else ''!r}: program not found")

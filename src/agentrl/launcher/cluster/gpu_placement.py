@@ -98,13 +98,6 @@ def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuM
     Trainer ranks take the first GPUs unless flags name others; servers take as many of the
     remaining ones as `--num_inference_servers` requests, or all of them. With `--colocated` or
     `--share_gpus`, both have the same.
-
-    Args:
-        config: the checked configuration.
-        trains: whether trainer ranks are started here.
-
-    Raises:
-        ConfigError: the machine has too few GPUs, or none that a flag names.
     """
     names = visible_gpus(config.run.num_gpus)
     trainer, inference = config.trainer, config.inference

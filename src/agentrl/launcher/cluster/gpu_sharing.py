@@ -118,17 +118,7 @@ def sharing_by_default(config: RootConfig) -> RootConfig:
 def settled(
     typed: RootConfig, config: RootConfig, model_path: Path, gpu_bytes: int | None = None
 ) -> tuple[RootConfig, list[str]]:
-    """Return the configuration with the servers' part of shared GPUs, and lines about it.
-
-    Args:
-        typed: the configuration as the user gave it.
-        config: the same after `sharing_by_default`, fitted to the model.
-        model_path: the model's directory.
-        gpu_bytes: memory of a GPU, if it is not one of this machine.
-
-    Raises:
-        ConfigError: the flags ask for what does not fit, or nothing fits the only GPU.
-    """
+    """Return the configuration with the servers' part of shared GPUs, and lines about it."""
     if not config.inference.share_gpus:
         return config, []
     shortage = None if config.run.fresh else shortage_of(config.run.output_path)

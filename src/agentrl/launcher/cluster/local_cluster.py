@@ -72,13 +72,7 @@ class LocalCluster:
     """
 
     def __init__(self, config: RootConfig, *, gpus: GpuMap = NO_GPUS, role: str = "") -> None:
-        """Prepare without starting anything.
-
-        Args:
-            config: the checked configuration.
-            gpus: which GPUs the children see.
-            role: part of the log and configuration file names (`eval`), empty for training.
-        """
+        """Start nothing yet; names of logs and configuration files begin with the role (`eval`)."""
         self.config = config
         self._gpus = gpus
         self._role = f"{role}_" if role else ""
@@ -311,23 +305,13 @@ class LocalCluster:
         await self._supervisor.stop(child.name)
 
     async def wait(self, name: str) -> int:
-        """Wait for a child to exit, and return its exit status.
-
-        Raises:
-            AgentRLError: see `watch`.
-        """
+        """Wait for a child to exit, and return its exit status."""
         return await self.watch(self._supervisor.wait(name), except_child=name)
 
     async def watch(self, work: Coroutine[Any, Any, T], *, except_child: str = "") -> T:
         """Return the result of `work`, unless a child fails permanently first.
 
-        Args:
-            work: the awaited work; it is cancelled if a child fails.
-            except_child: name of a child whose failure `work` handles.
-
-        Raises:
-            AgentRLError: a child failed; its log is named and quoted.
-            StoreError: the private mongod exited too often.
+        `work` handles the failure of `except_child` itself.
         """
         working = asyncio.create_task(work)
         try:

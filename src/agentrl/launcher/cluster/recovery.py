@@ -65,9 +65,6 @@ async def keep_running(mongo: EmbeddedMongo, restarts: Restarts) -> None:
     """Restart the private mongod, on its port and data, when it exits or hangs; until cancelled.
 
     Call it in the main thread.
-
-    Raises:
-        StoreError: it exited too often, its disk is full, or its data was deleted.
     """
     watch = _HangWatch(mongo)
     while True:

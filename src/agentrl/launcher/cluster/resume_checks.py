@@ -30,11 +30,7 @@ _MAX_VALUE_CHARS = 60
 
 
 def check_not_running(config: RootConfig) -> None:
-    """Check that no other process works on a run's private mongod; wait for short readers.
-
-    Raises:
-        StoreError: the run is active; the message names its start time and place.
-    """
+    """Check that no other process works on a run's private mongod; wait for short readers."""
     if config.store.db_connection_string is not None:
         return
     holder = serving(config.private_mongo_dir)
@@ -60,9 +56,6 @@ async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
     """Check that no trainer of this machine trains the run, in a database of the user.
 
     The new trainer itself waits for the lease of a trainer on another machine.
-
-    Raises:
-        StoreError: the run is active; the message names its start time and place.
     """
     for process in await store.reports.live_processes():
         is_here = process.kind == "trainer" and is_alive(process.id)
@@ -80,9 +73,6 @@ def check_owner(config: RootConfig, run: Run | None) -> None:
     """Check that the run of a shared database is not another user's.
 
     A start that finds the run's checkpoints continues it, wherever it runs.
-
-    Raises:
-        ConfigError: another user or machine started it, and its checkpoints are not here.
     """
     if run is None or not run.owner or run.is_imported or config.run.join:
         return
@@ -96,15 +86,7 @@ def check_owner(config: RootConfig, run: Run | None) -> None:
 
 
 def changes_since(config: RootConfig, run: Run | None) -> list[str]:
-    """Return a note on the flags that have changed since the run was started.
-
-    Args:
-        config: the configuration of this start.
-        run: the stored run, if it was started before.
-
-    Raises:
-        ConfigError: its checkpoints contain an adapter and this start trains all weights, or vice versa.
-    """
+    """Return a note on the flags that have changed since the run was started."""
     if run is None or not run.config:
         return []
     before, now = run.config, flat_values(config)
@@ -145,11 +127,7 @@ def _shortened(value: object) -> str:
 
 
 async def check_checkpoints(config: RootConfig, store: TrajectoryStore) -> str | None:
-    """Compare a run's checkpoints with its database; return a note if the checkpoints are missing.
-
-    Raises:
-        ConfigError: the database is gone.
-    """
+    """Compare a run's checkpoints with its database; return a note if the checkpoints are missing."""
     newest = max(checkpoint_paths(config.run.output_path), default=None)
     run = await store.runs.get()
     check_has_database(newest, run)

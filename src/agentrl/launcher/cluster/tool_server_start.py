@@ -24,18 +24,7 @@ _UNSET_VARIABLE = re.compile(r"KeyError: '(\w+)'")
 async def wait_for_tools(
     tools: ToolsConfig, child: Child, address: str, passed: Collection[str]
 ) -> tuple[ToolSpec, ...]:
-    """Return the tools of a newly started server, once it responds.
-
-    Args:
-        tools: the connection to it.
-        child: its process; it is restarted only after it has responded.
-        address: its address, for messages.
-        passed: environment variables that the user passes to it.
-
-    Raises:
-        ConfigError: it responds, but lacks a tool that the flags name.
-        AgentRLError: it ended, or did not respond within `START_SECONDS`.
-    """
+    """Return the tools of a newly started server, once it responds."""
     has_responded = False
     child.may_restart = lambda _child, _status: has_responded
     deadline = time.monotonic() + START_SECONDS

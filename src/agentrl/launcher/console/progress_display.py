@@ -79,18 +79,7 @@ class ProgressDisplay:
         max_new_tokens: int | None = None,
         restarts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """Start without any state.
-
-        Args:
-            console: the output.
-            store: the run's database; the run need not exist yet.
-            run_name: title of the panel.
-            metrics_path: the trainer's metrics.jsonl.
-            max_steps: last step of the run.
-            num_generations: rollouts per group.
-            max_new_tokens: limit of a reply, to show beside the lengths.
-            restarts: returns how often each process was restarted.
-        """
+        """Start without any state."""
         self._console = console
         self._store = store
         self._metrics_path = metrics_path

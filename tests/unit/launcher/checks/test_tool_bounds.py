@@ -7,8 +7,8 @@ import pytest
 
 from agentrl.config.loading import load_config
 from agentrl.errors import ConfigError
-from agentrl.launcher.checks import tool_bounds
-from agentrl.launcher.checks.tool_bounds import open_to_tools
+from agentrl.launcher.checks import preflight
+from agentrl.launcher.checks.preflight import open_to_tools
 from agentrl.tools import tool_walls
 
 STDIO = json.dumps({"mcpServers": {"shop": {"command": "python", "args": ["shop.py"]}}})
@@ -17,13 +17,13 @@ HTTP = json.dumps({"mcpServers": {"shop": {"url": "http://127.0.0.1:1/mcp"}}})
 
 @pytest.fixture
 def gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tool_bounds, tool_walls):
+    for module in (preflight, tool_walls):
         monkeypatch.setattr(module, "wall_gap", lambda: "unshare: not permitted")
 
 
 @pytest.fixture
 def walled(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tool_bounds, tool_walls):
+    for module in (preflight, tool_walls):
         monkeypatch.setattr(module, "wall_gap", lambda: None)
 
 
