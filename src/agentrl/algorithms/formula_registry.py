@@ -43,11 +43,7 @@ class FormulaRegistry(Generic[Formula]):
         return add
 
     def formula(self, name: str) -> Formula:
-        """Return a formula by its name or reference.
-
-        Raises:
-            ConfigError: there is none, or the user's file cannot be imported.
-        """
+        """Return a formula by its name or reference."""
         if self._module is not None:
             importlib.import_module(self._module)
         if name in self._built_in:
@@ -61,15 +57,7 @@ class FormulaRegistry(Generic[Formula]):
 
 @cache
 def users_function(reference: str, flag: str) -> Any:
-    """Return the user's function that a flag names; its exceptions become `UserCodeError`.
-
-    Args:
-        reference: `file.py:name` or `package.module:name`.
-        flag: the flag, with its dashes.
-
-    Raises:
-        ConfigError: it cannot be imported, or is no function.
-    """
+    """Return the user's function that a flag names; its exceptions become `UserCodeError`."""
     function = load_reference(reference, flag)
     if not inspect.isfunction(inspect.unwrap(function)):
         raise ConfigError(f"{flag} {reference}: it is no function; name one that `def` defines")

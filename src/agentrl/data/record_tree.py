@@ -83,11 +83,6 @@ def seat_tree_credits(
     """Return the credits of the turns of each stint, float64 [T_i] each; NaN without a reward.
 
     A stint is compared with the stints of its seat that have the same number in their records.
-
-    Args:
-        tree: of the group.
-        stints: position of the record, stint and final reward of each.
-        kind: the estimator.
     """
     credits = [np.full(len(stint.turns), np.nan) for _, stint, _ in stints]
     compared: dict[tuple[str, int], list[int]] = {}

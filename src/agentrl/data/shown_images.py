@@ -136,12 +136,7 @@ class RowImages:
 def expanded(
     token_ids: np.ndarray, places: Sequence[tuple[int, ShownImage]]
 ) -> tuple[np.ndarray, tuple[PlacedImage, ...]]:
-    """Return tokens with placeholders replaced by their images.
-
-    Args:
-        token_ids: int32, one placeholder per image.
-        places: index of each placeholder, rising, and its image.
-    """
+    """Return tokens, int32, with each placeholder replaced by its image; places rise."""
     if not places:
         return token_ids, ()
     parts: list[np.ndarray] = []

@@ -67,9 +67,6 @@ def save_hf(
 
     Returns:
         The directory.
-
-    Raises:
-        WriteError: writing failed, for example on a full disk.
     """
     model: PreTrainedModel = policy.model
     state, is_arranged = _arranged_as_checkpoint(model, state_dict or model.state_dict())
@@ -111,9 +108,6 @@ def atomic_weights_directory(target: Path) -> Iterator[Path]:
 
     The files get the directory's read and write permissions. The safetensors writer creates files
     that only their owner can read, but an inference server may run as another user.
-
-    Raises:
-        WriteError: a file could not be written; the partial directory is removed.
     """
     with atomic_directory(target) as partial:
         try:

@@ -53,9 +53,6 @@ def compile_policy(policy: PolicyModel, device: torch.device) -> None:
     Args:
         policy: with all hooks and shards in place; tensor parallelism does not split it.
         device: where it computes.
-
-    Raises:
-        ConfigError: torch's compiler needs one for C or C++, and there is none.
     """
     missing = _missing_compiler(device)
     if missing is not None:

@@ -65,10 +65,6 @@ def load_policy(
             it over ranks, makes its routers replay, or adds an adapter, whose values the caller sets
             later.
         cpu_offload: keep the parameters in host memory; `prepare` must shard them accordingly.
-
-    Raises:
-        ConfigError: the directory is not a checkpoint, or its weights do not match its
-            configuration.
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
     if attention is not None:
@@ -119,12 +115,7 @@ def _without_weights(
 
 
 def read_config(path: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """Read a checkpoint's configuration.
-
-    Raises:
-        ConfigError: the directory has no configuration that transformers can read, or it names code
-            on the Hub.
-    """
+    """Read a checkpoint's configuration."""
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             path, trust_remote_code=trust_remote_code

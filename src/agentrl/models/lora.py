@@ -38,16 +38,7 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dtype) -> None:
-    """Freeze a model and add an adapter with uninitialized values (in place).
-
-    Args:
-        model: may be on the meta device.
-        shape: the adapter's shape.
-        dtype: precision of the adapter's parameters.
-
-    Raises:
-        ConfigError: a target is not a linear layer of the decoder blocks.
-    """
+    """Freeze a model and add an adapter with uninitialized values (in place)."""
     # Imported here: the import takes a second, and only runs with adapters need it.
     from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
 
@@ -85,10 +76,6 @@ def start_adapter(policy: PolicyModel, seed: int) -> None:
     """Draw A as PEFT does and set B to 0, so that the policy equals its base.
 
     Every rank draws whole tensors, each from the seed and its name, and keeps its shard of them.
-
-    Args:
-        policy: sharded or not.
-        seed: seed for A.
     """
     tensors = {}
     for name, parameter in _adapter_parameters(policy):
@@ -124,9 +111,6 @@ def save_adapter(
 
     Returns:
         The directory.
-
-    Raises:
-        WriteError: writing failed.
     """
     peft_config: Any = policy.model.peft_config
     with atomic_weights_directory(path) as partial:
@@ -137,11 +121,7 @@ def save_adapter(
 
 
 def load_adapter(policy: PolicyModel, path: Path) -> None:
-    """Load a policy's adapter from a directory; every rank reads the same files.
-
-    Raises:
-        ConfigError: the directory holds no adapter, or one with different layers or rank.
-    """
+    """Load a policy's adapter from a directory; every rank reads the same files."""
     try:
         tensors = load_file(path / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:

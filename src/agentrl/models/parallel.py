@@ -52,9 +52,6 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
     Args:
         policy: every rank holds the same weights, or all parameters are on the meta device.
         mesh: see `distributed.mesh`; None for a single process.
-
-    Raises:
-        ConfigError: the model's layers cannot be divided this way.
     """
     if mesh is None:
         return policy
@@ -80,11 +77,7 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
 
 
 def check_divisible(model: Any, *, tp: int, ep: int) -> None:
-    """Refuse to divide layers with an unknown structure.
-
-    Raises:
-        ConfigError: the message names the flag and the part of a layer.
-    """
+    """Refuse to divide layers with an unknown structure."""
     family = model.config.model_type
     if tp > 1 and getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None):
         raise ConfigError(

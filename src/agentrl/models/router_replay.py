@@ -37,11 +37,7 @@ _KNOWN_ROUTERS = frozenset(
 
 
 def make_routers_replay(model: PreTrainedModel) -> None:
-    """Make a model's routers honor the keyword `ROUTED_EXPERTS`, in place.
-
-    Raises:
-        ConfigError: a layer's router computes in another way.
-    """
+    """Make a model's routers honor the keyword `ROUTED_EXPERTS`, in place."""
     base: Any = model.base_model
     for number, layer in enumerate(base.layers):
         block = getattr(layer, "mlp", None)

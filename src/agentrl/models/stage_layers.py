@@ -65,13 +65,7 @@ class _OtherStageLayer(nn.Module):
 
 
 def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
-    """Remove the parts of a model that belong to other stages (in place).
-
-    Args:
-        model: whole, on any device.
-        number: of the stage, from 0.
-        count: of all stages.
-    """
+    """Remove the parts of a model that belong to other stages (in place)."""
     if count == 1:
         return WHOLE
     base: Any = model.base_model
@@ -107,11 +101,7 @@ def keep_stage(model: PreTrainedModel, number: int, count: int) -> ModelStage:
 
 
 def check_stages(config: PretrainedConfig, count: int) -> None:
-    """Refuse a pipeline for families whose layers may pass on more than hidden states.
-
-    Raises:
-        ConfigError: the family is not among those that tests divide.
-    """
+    """Refuse a pipeline for families whose layers may pass on more than hidden states."""
     if count > 1 and config.model_type not in STAGE_FAMILIES:
         raise ConfigError(
             f"--pp_size {count}: {config.model_type} models cannot be trained in a pipeline; its "

@@ -41,13 +41,7 @@ class Vocabulary:
     def chosen(
         self, logits_CV: torch.Tensor, rows_T: torch.Tensor, targets_T: torch.Tensor
     ) -> torch.Tensor:
-        """Return the logit of every target token [T] (collective).
-
-        Args:
-            logits_CV: this rank's columns of the logits.
-            rows_T: position that predicts each target token.
-            targets_T: token id of each target, in the whole vocabulary.
-        """
+        """Return the logit of every target token [T] (collective)."""
         if self._mesh is None:
             return logits_CV[rows_T, targets_T]
         # Exactly one rank holds each target's logit; the others contribute 0 to the sum.

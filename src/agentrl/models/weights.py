@@ -65,10 +65,6 @@ def read_weights(
         model: its parameters are allocated; this rank reads only its shards.
         path: directory of a Hugging Face checkpoint.
         has: whether a tensor, by its name, belongs to this part of the model.
-
-    Raises:
-        ConfigError: the directory has no weights, or they do not match the configuration: a tensor
-            is missing, unexpected, or has another shape.
     """
     files = _WeightFiles(path)
     tied = tied_names(model)
@@ -121,9 +117,6 @@ def converted_model(path: str | Path, config: PretrainedConfig) -> PreTrainedMod
     """Return a model with a checkpoint's weights, in their precision, through transformers' loader.
 
     The loader knows the layouts of all families, but reads whole models into host memory.
-
-    Raises:
-        ConfigError: the weights do not match the configuration.
     """
     try:
         loaded: Any = model_class(config).from_pretrained(
@@ -157,11 +150,7 @@ class _WeightFiles:
     """The safetensors files of a checkpoint, read one piece of a tensor at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Read the index from tensor names to files.
-
-        Raises:
-            ConfigError: the directory has no weights.
-        """
+        """Read the index from tensor names to files."""
         self._path = path
         if (path / _INDEX).is_file():
             file_of: dict[str, str] = json.loads((path / _INDEX).read_text())["weight_map"]

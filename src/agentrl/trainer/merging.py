@@ -26,12 +26,7 @@ hidden states of all other branches."""
 
 
 def built_step(build: Callable[..., StepBatch], merge: Literal["auto"] | Merge) -> StepBatch:
-    """Return a step as `--merge` says; with `auto`, as trees if these save enough tokens.
-
-    Args:
-        build: builds the step, given `merge`.
-        merge: the flag, or a way.
-    """
+    """Return a step as `--merge` says; with `auto`, as trees if these save enough tokens."""
     if merge != "auto":
         return build(merge=merge)
     batch = build(merge="tree")
@@ -40,11 +35,7 @@ def built_step(build: Callable[..., StepBatch], merge: Literal["auto"] | Merge) 
 
 
 def with_exact_merge(settings: LearnerSettings, shape: MeshShape) -> LearnerSettings:
-    """Return the settings, without merging (and a warning) if a model is not proven exact on trees.
-
-    Raises:
-        ConfigError: the mesh divides rows, which needs layers that know token trees.
-    """
+    """Return the settings, without merging (and a warning) if a model is not proven exact on trees."""
     if settings.trainer.merge == "none":
         return settings
     for path in filter(None, (settings.weights.model_path, settings.reference_path)):

@@ -24,12 +24,7 @@ _RETRY_SECONDS = 0.5
 async def trainer_lease(
     store: TrajectoryStore, consumer: str, *, lease_seconds: float
 ) -> AsyncIterator[None]:
-    """Hold the lease that makes this process the run's only trainer named `consumer`.
-
-    Raises:
-        TrainerBusy: another trainer holds the name and keeps renewing it.
-        LeaseLost: the lease was taken over while the block ran; the block is cancelled.
-    """
+    """Hold the lease that makes this process the run's only trainer named `consumer`."""
     await _acquire(store, consumer, lease_seconds)
     body = asyncio.current_task()
     assert body is not None
@@ -97,9 +92,6 @@ async def _renew(store: TrajectoryStore, consumer: str, lease_seconds: float) ->
     """Renew the lease until cancelled.
 
     Three attempts per lease duration, so one lost request does not lose the lease.
-
-    Raises:
-        LeaseLost: another trainer has the lease, or renewing failed for a whole duration.
     """
     renewed = time.monotonic()
     while True:

@@ -99,22 +99,14 @@ async def training_session(
 
 
 def state_to_resume(checkpoint: Checkpoint | None, max_steps: int) -> Path | None:
-    """Return the directory of the optimizer state to load, or None if no step needs it.
-
-    Raises:
-        ConfigError: steps remain, but the checkpoint was saved without optimizer state.
-    """
+    """Return the directory of the optimizer state to load, or None if no step needs it."""
     if checkpoint is None or checkpoint.step >= max_steps:
         return None
     return checkpoint.state_path
 
 
 def check_trainer_flags(trainer: TrainerSection) -> None:
-    """Check the optimizer arguments, and that the trackers are installed.
-
-    Raises:
-        ConfigError: a value cannot be used; the text names the flag.
-    """
+    """Check the optimizer arguments, and that the trackers are installed."""
     parse_optim_args(trainer.optim_args)
     check_trackers(trainer.report_to)
 
@@ -128,10 +120,6 @@ def start_weights(
         model: the model, and the adapter if one is trained.
         checkpoint: the newest checkpoint, if there is one.
         shape: the mesh, which must divide the model.
-
-    Raises:
-        ConfigError: the model is missing or does not fit the mesh, or the checkpoint was trained
-            with other flags.
     """
     weights = _find_weights(model, checkpoint)
     path = weights.model_path

@@ -33,11 +33,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def read_shape(path: Path) -> AdapterShape:
-    """Read the shape of the adapter in a directory.
-
-    Raises:
-        ConfigError: the directory has no adapter configuration, or it lacks a field.
-    """
+    """Read the shape of the adapter in a directory."""
     try:
         config = json.loads((path / CONFIG_FILE).read_text())
         return AdapterShape(

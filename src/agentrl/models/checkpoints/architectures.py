@@ -55,12 +55,7 @@ class Sizes(Protocol):
 
 
 def raw_config(model_path: Path) -> Any:
-    """Return a checkpoint's `config.json` as attributes; missing keys are missing attributes.
-
-    Raises:
-        ConfigError: it is not a JSON object, a size in it is not a positive whole number, or it names
-            code on the Hub.
-    """
+    """Return a checkpoint's `config.json` as attributes; missing keys are missing attributes."""
     file = model_path / "config.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -112,16 +107,7 @@ def _check_sizes(values: Mapping[str, Any], file: Path) -> None:
 
 
 def check_can_be_computed(model_path: Path, config: Any, *, trust_remote_code: bool) -> None:
-    """Refuse checkpoints that the trainer and the embedded engine could not load.
-
-    Args:
-        model_path: the checkpoint's directory.
-        config: its `raw_config`.
-        trust_remote_code: whether code that the checkpoint brings may run.
-
-    Raises:
-        ConfigError: it is quantized, or not a language model that transformers supports.
-    """
+    """Refuse checkpoints that the trainer and the embedded engine could not load."""
     flag = f"--model_name_or_path {model_path}"
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
@@ -226,11 +212,7 @@ def _check_scan_heads(config: Any, shape: Sizes) -> None:
 
 
 def check_parallel_support(config: Any, shape: Sizes) -> None:
-    """Refuse meshes that do not fit a model.
-
-    Raises:
-        ConfigError: the message names the flag and the number that it does not divide.
-    """
+    """Refuse meshes that do not fit a model."""
     if getattr(config, "vision_config", None) and max(shape.tp, shape.pp) > 1:
         flag = f"--tp_size {shape.tp}" if shape.tp > 1 else f"--pp_size {shape.pp}"
         raise ConfigError(

@@ -17,16 +17,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def check_is_checkpoint(path: Path, given: str, *, with_weights: bool = True) -> None:
-    """Refuse a directory that is not a checkpoint in Hugging Face's layout.
-
-    Args:
-        path: the directory.
-        given: the flag and its value, for messages.
-        with_weights: also require the weights.
-
-    Raises:
-        ConfigError: a file is missing or damaged.
-    """
+    """Refuse a directory that is not a checkpoint in Hugging Face's layout."""
     for name in ("config.json", "tokenizer.json"):
         if not (path / name).is_file():
             raise ConfigError(f"{given}: {name} is missing{_hint(path)}")
@@ -38,11 +29,7 @@ def check_is_checkpoint(path: Path, given: str, *, with_weights: bool = True) ->
 
 
 def tensor_names(path: Path) -> frozenset[str]:
-    """Return the names of a checkpoint's tensors; empty if its weights were not fetched.
-
-    Raises:
-        ConfigError: a file is missing or damaged.
-    """
+    """Return the names of a checkpoint's tensors; empty if its weights were not fetched."""
     index = path / _INDEX
     files = {file.name for file in path.glob("*.safetensors")}
     if index.is_file():

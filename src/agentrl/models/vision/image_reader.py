@@ -50,15 +50,7 @@ class ImageReader:
         return token_id
 
     def shown(self, data: bytes, processor: Mapping[str, Any]) -> ShownImage:
-        """Return an image file as it appears among tokens.
-
-        Args:
-            data: the file.
-            processor: settings of the image processor.
-
-        Raises:
-            ImageError: the file cannot be decoded, is too large, or too long and thin.
-        """
+        """Return an image file as it appears among tokens."""
         key = processor_key(processor)
         processed = self._process(data, processor)
         before, after = self._surrounding_tokens
@@ -147,11 +139,7 @@ def sees_images_whole(config: PretrainedConfig) -> bool:
 
 
 def decoded(data: bytes) -> PillowImage.Image:
-    """Return the picture in a file, in RGB; the first frame of an animation.
-
-    Raises:
-        ImageError: it is not a picture, or has more than `MAX_PIXELS` pixels.
-    """
+    """Return the picture in a file, in RGB; the first frame of an animation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about what is refused here
         try:

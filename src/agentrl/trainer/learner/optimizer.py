@@ -17,13 +17,7 @@ from agentrl.distributed.host_memory import HostMemory, synchronize
 def make_optimizer(
     parameters: Iterable[nn.Parameter], config: TrainerSection, device: torch.device
 ) -> AdamW:
-    """Return AdamW over `parameters`; on a GPU, one kernel updates many of them.
-
-    Args:
-        parameters: of the policy, wherever they are at present.
-        config: flags of the trainer.
-        device: where the optimizer will step.
-    """
+    """Return AdamW over `parameters`; on a GPU, one kernel updates many of them."""
     arguments = parse_optim_args(config.optim_args)
     return AdamW(
         parameters,
@@ -71,12 +65,6 @@ def move_state(
     Moving to the current device is free. Parameters remain the same objects, tied ones included, so
     the optimizer's references stay valid. The copies run one after the other without this process,
     which waits once, at the end.
-
-    Args:
-        models: those of a rank.
-        optimizer: over their parameters.
-        device: the rank's own, or the CPU.
-        memory: holds the state while it is in host memory.
     """
     left: list[torch.Tensor] = []
 

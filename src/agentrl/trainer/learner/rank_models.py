@@ -43,11 +43,7 @@ class RankModels:
 
     @classmethod
     def load(cls, settings: LearnerSettings, ranks: Ranks) -> Self:
-        """Load and divide the models (collective).
-
-        Raises:
-            ConfigError: a model cannot be loaded, or does not support what the flags require.
-        """
+        """Load and divide the models (collective)."""
         model, weights, algorithm = settings.model, settings.weights, settings.algorithm
         precision = Precision.of(model.torch_dtype, ranks.device)
         if model.attention_implementation == "varlen" and not precision.is_mixed:

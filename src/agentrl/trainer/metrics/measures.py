@@ -18,13 +18,7 @@ _MAX_CONSECUTIVE_SKIPS = 5
 
 
 def learner_figures(outcome: StepOutcome, stats: StepStats, *, num_ranks: int) -> dict[str, Any]:
-    """Return the fields of `StepMetrics` that depend on the ranks' work and the batch.
-
-    Args:
-        outcome: result of the ranks' work.
-        stats: sizes of the batch.
-        num_ranks: number of ranks that worked on the step.
-    """
+    """Return the fields of `StepMetrics` that depend on the ranks' work and the batch."""
     return {
         "loss": finite(outcome.loss),
         "grad_norm": finite(outcome.grad_norm),
@@ -73,11 +67,7 @@ def num_skipped_last(history: History) -> int:
 
 
 def check_last_steps(history: History) -> None:
-    """Warn of a run that ends with skipped steps.
-
-    Raises:
-        TrainingError: it has no other steps, so that its weights are those that it started from.
-    """
+    """Warn of a run that ends with skipped steps."""
     skipped = num_skipped_last(history)
     if not skipped:
         return
@@ -91,11 +81,7 @@ def check_last_steps(history: History) -> None:
 
 
 def check_finite(history: History, step: int, outcome: StepOutcome, output_path: Path) -> None:
-    """Count consecutive skipped steps.
-
-    Raises:
-        TrainingError: there are too many.
-    """
+    """Count consecutive skipped steps."""
     if outcome.skipped is None:
         history.consecutive_skips = 0
         return

@@ -69,11 +69,7 @@ def eval_losses_until(output_path: Path, step: int) -> dict[int, float]:
 
 
 def recorded_steps(config: RootConfig, first: int, last: int) -> dict[int, StepMetrics]:
-    """Return the figures of a run's steps.
-
-    Raises:
-        ConfigError: one of the steps `first` to `last` was not trained.
-    """
+    """Return the figures of a run's steps."""
     recorded = read_metrics(config.run.output_path)
     missing = next((step for step in range(first, last + 1) if step not in recorded), None)
     if missing is not None:

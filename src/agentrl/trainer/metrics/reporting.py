@@ -27,13 +27,7 @@ _BLUE, _ORANGE, _GRAY = "#1f5fa8", "#d9730d", "#9aa4b2"
 
 
 def summarize(history: History, *, run_name: str, status: str) -> dict[str, Any]:
-    """Return the run's summary as plain JSON values.
-
-    Args:
-        history: history of the run.
-        run_name: its name.
-        status: how it ended (`completed`, `data_ended`, `no_signal`, `stopped`, `training`).
-    """
+    """Return the run's summary as plain JSON values."""
     steps = history.steps
     staleness = history.staleness()
     num_stale = sum(staleness.values())

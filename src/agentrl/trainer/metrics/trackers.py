@@ -63,11 +63,7 @@ class Trackers:
 
 
 def open_trackers(config: RootConfig) -> Trackers:
-    """Start the trackers of a run; they continue the records of an earlier process of the run.
-
-    Raises:
-        ConfigError: see `check_trackers` and `check_login`; or a tracker does not start.
-    """
+    """Start the trackers of a run; they continue the records of an earlier process of the run."""
     names = check_trackers(config.trainer.report_to)
     if not names:
         return Trackers(())

@@ -40,11 +40,7 @@ class SharedDevice:
         self._group = group
 
     async def acquire(self) -> None:
-        """Put the servers to sleep and bring the trainer's state to the device.
-
-        Raises:
-            StoreError: the store could not be written.
-        """
+        """Put the servers to sleep and bring the trainer's state to the device."""
         # Recorded first: otherwise, a supervisor could start a server while the others go to sleep.
         await self._store.trainer_leases.set_has_device(True)
         await self._publisher.put_to_sleep()
@@ -55,11 +51,7 @@ class SharedDevice:
         await self._group.move(to_device=False)
 
     async def release(self) -> None:
-        """Allow the supervisors to start and wake servers again.
-
-        Raises:
-            StoreError: the store could not be written.
-        """
+        """Allow the supervisors to start and wake servers again."""
         await self._store.trainer_leases.set_has_device(False)
 
 
@@ -68,12 +60,6 @@ def beside_servers(config: RootConfig) -> Iterator[None]:
     """Keep to the trainer's part of GPUs that servers share, and explain if it does not suffice.
 
     Without this limit, it would be the server that finds no memory.
-
-    Args:
-        config: the resolved configuration.
-
-    Raises:
-        TrainingError: the rank ran out of GPU memory; the next start learns of it.
     """
     inference = config.inference
     if not inference.share_gpus:

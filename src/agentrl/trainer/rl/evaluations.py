@@ -62,11 +62,7 @@ class Evaluations:
             await self._evaluate_now(step)
 
     async def now(self, version: int) -> EvalMetrics | None:
-        """Evaluate a published version, and return its scores; None if a signal came first.
-
-        Raises:
-            ConfigError: there are no questions.
-        """
+        """Evaluate a published version, and return its scores; None if a signal came first."""
         if not self._tasks:
             raise ConfigError(
                 "evaluate: there are no questions; give --eval_file, and --eval_strategy ends or steps"

@@ -17,13 +17,7 @@ class NamedLosses:
     """The flags of a run under the loss that its loop named last."""
 
     def __init__(self, config: RootConfig, store: TrajectoryStore, group: WorkerGroup) -> None:
-        """Start with the loss of the flags.
-
-        Args:
-            config: the resolved configuration.
-            store: keeps the loss of each step, for `agentrl replay`.
-            group: the ranks, each of which imports the loss.
-        """
+        """Start with the loss of the flags."""
         self._flags = config
         self._current = config
         self._store = store
@@ -38,9 +32,6 @@ class NamedLosses:
             loss: as `--loss_calculator`, or a function of a file; None: that of the flags.
             arguments: as `--loss_args`.
             last_step: the last step before this loss.
-
-        Raises:
-            ConfigError: the loss cannot be used.
         """
         config = self._flags
         if loss is not None:
@@ -57,11 +48,7 @@ class NamedLosses:
 
 
 def reference_of(loss: str | Callable[..., Any]) -> str:
-    """Return the name of a loss, by which every rank and `agentrl replay` find it.
-
-    Raises:
-        ConfigError: it is not defined at the top of a file.
-    """
+    """Return the name of a loss, by which every rank and `agentrl replay` find it."""
     if isinstance(loss, str):
         return loss
     path, name = inspect.getsourcefile(loss), loss.__qualname__

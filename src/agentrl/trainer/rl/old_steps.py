@@ -36,16 +36,7 @@ async def retain(store: TrajectoryStore, config: RootConfig) -> None:
 async def expire_due(
     store: TrajectoryStore, config: RootConfig, *, rest_share: float = _REST_SHARE
 ) -> int:
-    """Remove the turns of all steps that may expire now; return their number.
-
-    Args:
-        store: of the run.
-        config: of the run.
-        rest_share: rest after a batch, in units of the time that the batch took.
-
-    Raises:
-        StoreError: the store failed.
-    """
+    """Remove the turns of all steps that may expire now; return their number."""
     retention = store.retention
     num_turns = 0
     for step in range(

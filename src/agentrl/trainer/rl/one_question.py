@@ -31,19 +31,7 @@ async def ask(
     num_samples: int,
     timeout_seconds: float,
 ) -> list[Record]:
-    """Return the finished records of a question.
-
-    Args:
-        store: the run's store.
-        row: of the question, as in a question file.
-        data: scorer and answer schema of rows that name none.
-        num_samples: number of conversations.
-        timeout_seconds: longest wait.
-
-    Raises:
-        BadEntry: the row has a mistake.
-        StoreError: the conversations did not finish in time.
-    """
+    """Return the finished records of a question."""
     entry = {**row, "id": f"{_TAG}-{uuid4().hex[:12]}"}
     question = question_of(entry, data, "the question", Path.cwd())
     (task,) = tasks_from_questions(

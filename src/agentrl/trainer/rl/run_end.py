@@ -36,13 +36,7 @@ async def has_no_signal(store: TrajectoryStore, consumer: str, groups_per_step: 
 
 
 async def report_end(session: TrainingSession, store: TrajectoryStore, status: str) -> TrainResult:
-    """Write summary and picture, and set the run's status unless a signal stopped it.
-
-    Args:
-        session: the run's history.
-        store: the run in its database.
-        status: see `TrainResult`.
-    """
+    """Write summary and picture, and set the run's status unless a signal stopped it."""
     history, output_path = session.history, session.output_path
     run_name, consumer = session.run.run_name, session.trainer.consumer
     summary = summarize(history, run_name=run_name, status=status)

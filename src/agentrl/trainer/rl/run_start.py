@@ -86,10 +86,6 @@ async def opened_run(
         config: the resolved configuration.
         dp_size: data-parallel ranks, which process different samples.
         stop: set when the trainer is told to stop.
-
-    Raises:
-        ConfigError: a flag or file cannot be used; neither database nor files were changed.
-        TrainerBusy: another trainer is working on this run.
     """
     trainer, consumer = config.trainer, config.trainer.consumer
     _check_flags(config.run, trainer)
@@ -187,11 +183,7 @@ async def _prepare(
     first_epoch: Iterator[Task],
     feed: TaskFeed,
 ) -> Checkpoint | None:
-    """Prepare the database and return the checkpoint to resume, if there is one.
-
-    Raises:
-        ConfigError: files and database belong to different runs, or training tasks are missing.
-    """
+    """Prepare the database and return the checkpoint to resume, if there is one."""
     output_path = config.run.output_path
     newest = max(checkpoint_paths(output_path), default=None)
     check_has_database(newest, await store.runs.get())

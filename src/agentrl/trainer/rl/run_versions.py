@@ -23,13 +23,7 @@ class RunVersions:
     """Writes, keeps and delivers the weights of the newest version."""
 
     def __init__(self, session: TrainingSession, config: RootConfig, run: OpenedRun) -> None:
-        """Start after the newest checkpoint.
-
-        Args:
-            session: the ranks, and the run's history.
-            config: the resolved configuration.
-            run: the run in its database.
-        """
+        """Start after the newest checkpoint."""
         self._store = run.store
         self._group = session.group
         self._history = session.history
@@ -50,11 +44,7 @@ class RunVersions:
         self._announced: int | None = None
 
     async def publish_first(self, *, leads: bool) -> None:
-        """Write and deliver the weights that the run starts from.
-
-        Args:
-            leads: whether this trainer's weights are those that sample.
-        """
+        """Write and deliver the weights that the run starts from."""
         step = self._history.last_step
         lost = await self._store.runs.note_lost_versions(step) if leads else None
         if lost is not None:

@@ -121,11 +121,7 @@ class RecordImages:
         self._cache: OrderedDict[tuple[str, str], ShownImage] = OrderedDict()
 
     async def book(self, turns: Iterable[DispatchedSamplingTask]) -> ImageBook:
-        """Return the images that turns add; those that cannot be read are missing, and logged.
-
-        Raises:
-            TrainingError: the model reads text only.
-        """
+        """Return the images that turns add; those that cannot be read are missing, and logged."""
         turn_of_image = {
             (address, processor_key(turn.image_processor)): turn
             for turn in turns
@@ -182,11 +178,7 @@ class TeacherWait:
         return all(name in record.taught for record in group for name in self._teachers)
 
     def look(self, ready: Sequence[Sequence[DBRecordData]], num_consumable: int) -> float:
-        """Note the complete groups, and return the seconds waited since the last look.
-
-        Raises:
-            TrainingError: the wait has lasted too long.
-        """
+        """Note the complete groups, and return the seconds waited since the last look."""
         names = (name for group in ready for record in group for name in self._missing(record))
         self.missing = () if num_consumable else tuple(sorted(set(names)))
         now, since = time.monotonic(), self._since
@@ -255,11 +247,6 @@ class GroupReader:
 
         Running and finished-but-untrained groups stay within what the steps ahead, of those that
         remain, can consume.
-
-        Args:
-            groups_consumed: groups trained on or dropped so far.
-            step: the optimizer step that the next groups belong to.
-            control: freshness bound and size of the steps.
         """
         if self._consumer != DEFAULT_CONSUMER:
             return  # a further consumer only reads; the leading trainer admits the samplers
@@ -348,10 +335,6 @@ class GroupReader:
         no further ahead than samples stay fresh, so groups consumed in order never become stale. A group
         without the requested score, or without a teacher's logprobs, is skipped with `drop` and waited
         for with `wait`.
-
-        Args:
-            ready: complete groups in order.
-            first_open: order of the first group that was not complete before they were read.
         """
         scored = [
             scored_by(self._scorer, group) if self._wait.is_taught(group) else None

@@ -78,13 +78,7 @@ def train(config: RootConfig) -> TrainResult | None:
 
 
 async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
-    """Run rank 0's part of `train` in a running event loop.
-
-    Args:
-        config: the resolved configuration.
-        ranks: this process, rank 0.
-        stop: setting it ends the run after the current step, with a checkpoint.
-    """
+    """Run rank 0's part of `train` in a running event loop."""
     async with opened_training(config, ranks, stop=stop) as run:
         await train_steps(run)
     assert run.result is not None
@@ -106,13 +100,7 @@ async def train_steps(run: "TrainingRun") -> None:
 async def opened_training(
     config: RootConfig, ranks: Ranks, *, stop: asyncio.Event
 ) -> AsyncIterator["TrainingRun"]:
-    """Open a run, yield it for the loop over its steps, and end it with its report.
-
-    Args:
-        config: the resolved configuration.
-        ranks: this process, rank 0.
-        stop: setting it ends the iteration over `groups` after the current step.
-    """
+    """Open a run, yield it for the loop over its steps, and end it with its report."""
     async with AsyncExitStack() as stack:
         with ending_ranks_on_error(ranks):
             opened = await stack.enter_async_context(opened_run(config, ranks.shape.dp_size, stop))
@@ -311,9 +299,6 @@ class TrainingRun:
 
         Returns:
             The error; None if neither loss is finite, in which case the step will be skipped.
-
-        Raises:
-            TrainingError: the error exceeds the tolerance; the step is not applied.
         """
         separate = await asyncio.to_thread(self._build_batch, groups, "none")
         check = await self._group.check_merge(batch.micro_batches, separate.micro_batches)
