@@ -1,7 +1,7 @@
 """An MCP server over pipes that says what the SDK would not: `python odd_server.py`.
 
-Each tool is named after what it answers. Over HTTP: `python odd_server.py json` or `sse`, which
-prints its port; that one keeps no session.
+Each tool is named after what it answers. Over HTTP: `python odd_server.py json`, `sse`, or
+`old_sse` (one stream for all answers), which prints its port; that one keeps no session.
 """
 
 import gzip
@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any
 
 GOOD = '{"content": [{"type": "text", "text": "ok"}]}'
@@ -99,6 +100,7 @@ def serve_pipes() -> None:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    stream: BufferedIOBase
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -109,12 +111,26 @@ class Handler(BaseHTTPRequestHandler):
         text = answer(request).encode()
         if request.get("params", {}).get("name") == "gzip":
             text = gzip.compress(text)
+        if sys.argv[1] == "old_sse":
+            self.reply(202, "", b"")
+            Handler.stream.write(b"event: message\ndata: " + text + b"\n\n")
+            return Handler.stream.flush()
         if sys.argv[1] == "sse":
             return self.reply(200, "text/event-stream", b"event: message\ndata: " + text + b"\n\n")
         return self.reply(200, "application/json", text)
 
     def do_GET(self) -> None:
-        self.reply(405, "", b"")
+        if sys.argv[1] != "old_sse":
+            self.reply(405, "", b"")
+            return
+        Handler.stream = self.wfile
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b"event: endpoint\ndata: /mcp\n\n")
+        self.connection.settimeout(None)
+        self.rfile.read(1)
+        self.close_connection = True
 
     def reply(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,19 @@ def odd_pipe() -> dict[str, object]:
     return {"command": sys.executable, "args": [SERVER]}
 
 
+@contextmanager
+def served(kind: str) -> Iterator[str]:
+    with subprocess.Popen([sys.executable, SERVER, kind], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+
+
 @pytest.fixture(params=["json", "sse"])
 def odd_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, SERVER, request.param], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    port = int(process.stdout.readline())
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with served(request.param) as url:
+        yield url
 
 
 async def test_over_pipes_odd_answers_cost_one_call_at_most(
@@ -72,6 +77,22 @@ async def test_over_http_odd_answers_cost_one_call_at_most(
         ):
             await box.call("html", {})
         assert (await box.call("own_closed", {})).content == "Error: no tools/call: code -32000"
+
+
+async def test_over_one_stream_for_all_an_answer_that_is_no_message_ends_the_connection(
+    config_for: ConfigFor, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served("old_sse") as url:
+        config = config_for({"odd": {"type": "sse", "url": url}}, call_timeout_seconds=PATIENCE)
+        async with connect_tools(config) as box:
+            for name in ("half", "null"):
+                with pytest.raises(
+                    ToolError, match=r"'odd' at .* lost the connection during a call"
+                ):
+                    await box.call(name, {})
+                assert f"{url} sent what is not an MCP message" in caplog.text
+                caplog.clear()
+            assert (await box.call("first", {})).content == "ok"
 
 
 async def test_answers_of_too_many_values_are_observations(

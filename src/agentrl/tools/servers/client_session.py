@@ -131,6 +131,11 @@ class McpSession:
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
             self._on_tools_changed()
+        elif isinstance(message, Exception) and self._server.transport == "sse":
+            # Only here, the SDK does not tell the call that waits for the message.
+            text = "%s sent what is not an MCP message, and the connection ends: %s"
+            logger.warning(text, self._server.address, describe(message))
+            self._stop.set()
 
     async def _watch_tools(self, client: Client) -> None:
         """Listen for changes of the tools until the connection is closed.
