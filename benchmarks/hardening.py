@@ -324,7 +324,7 @@ KEYS = {"AGENTRL_API_KEY": "key-for-data", "AGENTRL_ADMIN_KEY": "key-for-control
 KILLED = {"trainer": "agentrl train", "keeper": "agentrl serve", "mongod": "mongod --"}
 RUN = """agentrl run --run_name hard --config {root}/assets/demo/grpo.yaml --output_dir {folder}/output
     --logs_dir {folder}/logs --mongo_data_dir {folder}/mongo --mongo_port 0 --max_steps 1000
-    --groups_per_step 4 --num_generations 4 --eval_strategy no --lease_seconds 3 --save_steps 1
+    --groups_per_step 4 --num_generations 4 --eval_strategy no --save_steps 1
     --num_train_epochs 1000"""
 
 

@@ -27,7 +27,7 @@ GROUP, STALENESS = 8, 3
 ROLLOUTS_PER_SAMPLER = 256
 """`--max_concurrent_samples_per_process`."""
 BUCKET_BYTES = 256 << 20
-"""`--weight_sync_bucket_mb`: every server receives one call per bucket."""
+"""`weight_sync_bucket_mb`: every server receives one call per bucket."""
 NETWORK_BYTES = 10e9
 """Bytes per second from the trainer to a server, as `agentrl plan` assumes."""
 SHARED_DISK_BYTES = 50e9
@@ -41,7 +41,7 @@ WAITING = 0.1
 PARTS = ("staleness", "rank 0", "publishing", "mongod", "claims")
 """Possible bottlenecks of a run besides its GPUs."""
 _LIST_SECONDS, _SERVER_BEAT_SECONDS, _SAMPLER_BEAT_SECONDS, _RENEWAL_SECONDS = 1.0, 1.0, 2.0, 10.0
-"""Intervals of a process: `LoopTimes`, `BEAT_SECONDS`, a third of `--lease_seconds`."""
+"""Intervals of a process: `LoopTimes`, `BEAT_SECONDS`, a third of `lease_seconds`."""
 _CONTROL_CALLS, _STATUS_WRITES = 4, 2
 """Numbers per publication and server, in addition to the calls for the buckets."""
 

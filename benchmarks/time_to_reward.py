@@ -34,11 +34,13 @@ from typing import Any
 
 import psutil
 import torch
+import yaml
 from harness.processes import ROOT
 from harness.results import keep, machine, parser, setting, stored
 from harness.shop_goal import HELD_OUT, HeldOut, is_rewarded
 from transformers import Qwen3ForCausalLM
 
+from agentrl.config.loading import nested, read_yaml
 from agentrl.inference.weight_sync.version_files import version_dir
 
 SIDES = ("ours", "trl")
@@ -70,16 +72,17 @@ def run_to_goal(
         held_out: tells what the weights of a step are worth.
         seed: of the run.
         max_steps: gives up after so many steps.
-        settings: flags that override the configuration.
+        settings: values by name that override the configuration.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        words = ["--run_name", "goal", "--config", str(config)]
+        file = folder / "config.yaml"
+        file.write_text(yaml.safe_dump(nested(read_yaml(config) | settings)))
+        words = ["--run_name", "goal", "--config", str(file)]
         words += ["--output_dir", str(folder / "out"), "--logs_dir", str(folder / "logs")]
         words += ["--mongo_data_dir", str(folder / "mongo"), "--seed", str(seed)]
         words += ["--max_steps", str(max_steps)]
-        words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
         started = time.time()
         with running([sys.executable, "-m", "agentrl", "run", *words]) as process:
             steps: list[dict[str, Any]] = []

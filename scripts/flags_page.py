@@ -1,7 +1,7 @@
-"""Writes docs/flags.md, the page of all flags, from the configuration's sections and the commands.
+"""Writes docs/flags.md and docs/advanced.md from the configuration's sections and the commands.
 
-.venv/bin/python scripts/flags_page.py            write the page
-.venv/bin/python scripts/flags_page.py --check    fail if the page differs
+.venv/bin/python scripts/flags_page.py            write the pages
+.venv/bin/python scripts/flags_page.py --check    fail if a page differs
 """
 
 import re
@@ -13,10 +13,22 @@ from written_page import ROOT, write_or_check
 
 from agentrl.cli.main import agentrl
 from agentrl.config.command_line import FlagCommand, FlagGroup, option_value
-from agentrl.config.flags import ALIASES, FLAGS, NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
+from agentrl.config.flags import (
+    ADVANCED,
+    ALIASES,
+    FLAGS,
+    NO_EFFECT,
+    ONE_VALUE,
+    OPTIM_PARTS,
+    ORIGINAL,
+    SETTINGS,
+    SHORTHANDS,
+    Flag,
+)
 from agentrl.config.sections import SECTIONS
 
 PAGE = ROOT / "docs/flags.md"
+ADVANCED_PAGE = ROOT / "docs/advanced.md"
 INTRODUCTION = """\
 # Flags
 
@@ -28,6 +40,23 @@ section lists the commands that use it. Further options belong to [single comman
 command uses. `_` and `-` are equivalent.
 
 A switch needs no value: `--fresh` means `--fresh true`. A flag without a default is unset until you give it.
+Settings that runs rarely change have no flag: see [Advanced settings](advanced.md).
+"""
+ADVANCED_INTRODUCTION = """\
+# Advanced settings
+
+<!-- Written by scripts/flags_page.py from the field docstrings. -->
+
+These settings have no flag. A file that `--config FILE` names sets them below `advanced:`; in Python, they are
+values like any other.
+
+```yaml
+run_name: mine
+advanced:
+  lease_seconds: 60
+```
+
+Those with a `*` are flags of the original AgentRL, which every command accepts, too.
 """
 
 
@@ -49,17 +78,27 @@ def linked(text: str) -> str:
     return re.sub(r"\bdocs/([\w-]+\.md)", r"[docs/\1](\1)", text)
 
 
+def row(flag: Flag, name: str) -> tuple[str, ...]:
+    """Return a setting as name, values, default, description."""
+    values = flag.metavar.split("|") if flag.metavar else ["true", "false"]
+    return name, code(*values), code(flag.default), linked(flag.description)
+
+
 def flags_of(section: str) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a section: name, values, default, description."""
+    """Yield the rows of a section."""
     for flag in FLAGS.values():
         if flag.section == section:
-            values = flag.metavar.split("|") if flag.metavar else ["true", "false"]
-            yield (
-                code(f"--{flag.name}"),
-                code(*values),
-                code(flag.default),
-                linked(flag.description),
-            )
+            yield row(flag, code(f"--{flag.name}"))
+
+
+def advanced() -> Iterator[str]:
+    """Yield the pieces of the page of settings without a flag."""
+    yield ADVANCED_INTRODUCTION
+    settings = (SETTINGS[name] for name in sorted(ADVANCED))
+    yield from rows(
+        "| setting | value | default | |",
+        (row(one, code(one.name) + r" \*" * (one.name in ORIGINAL)) for one in settings),
+    )
 
 
 def commands() -> dict[str, FlagCommand | FlagGroup]:
@@ -118,4 +157,7 @@ def written() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, written(), description=__doc__, source="code"))
+    pages = ((PAGE, written()), (ADVANCED_PAGE, advanced()))
+    sys.exit(
+        max(write_or_check(page, text, description=__doc__, source="code") for page, text in pages)
+    )

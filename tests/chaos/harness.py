@@ -29,6 +29,7 @@ from chaos.processes import Member, running
 from chaos.spoiling import Facts, damage_newest_checkpoint, exchange, with_little_memory
 from chaos.verdict import Verdict, judge
 from harness.scripted_engine import serve_script
+from support.command_lines import words_of
 from support.play import TOOL_SERVER, tool_call
 from support.training import write_model
 
@@ -556,7 +557,7 @@ def _members(
 
     def member(name: str, main: Any, *words: str, **flags: Any) -> Member:
         flags = {**common, "db_connection_string": uris[name], **flags}
-        argv = [*words, *(f"--{flag}={value}" for flag, value in flags.items())]
+        argv = [*words, *words_of(flags, folder)]
         return Member(name, main, argv, folder / f"{name}.log")
 
     journal = str(folder / "samplers.jsonl")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.processes import engine_process
+from support.command_lines import words_of
 from support.engines import Oracle, prompt, request
 from support.training import Player, train_tasks
 
@@ -48,8 +49,7 @@ async def test_two_ranks_broadcast_to_two_servers(
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc_per_node", "2", "-m", "agentrl", "train"]
-    for flag, value in flags.items():
-        command += [f"--{flag}", str(value)]
+    command += words_of(flags, tmp_path)
     command += [mesh] if mesh else []
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from support.command_lines import words_of
 from support.patience import PATIENCE
 from support.training import Player, train_tasks, write_moe_model
 
@@ -55,8 +56,7 @@ def start(
         "model_name_or_path": model,
         **flags,
     }
-    for name, value in settings.items():
-        argv += [f"--{name}", str(value)]
+    argv += words_of(settings, output.parent)
     ended = subprocess.run(
         argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

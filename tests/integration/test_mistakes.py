@@ -282,7 +282,7 @@ MISTAKES = {
     "--cp_size 3 --num_processes 3": "--cp_size 3 does not divide",
     "--cpu_offload": "--cpu_offload requires FSDP2",
     "--num_processes 2000": "a machine starts at most 1024 ranks; give one per GPU",
-    "--num_machines 2": "--num_machines: start the trainer's ranks on each machine with torchrun",
+    "--num_machines 2": "docs/coming-from.md has the flags",
     # GPUs
     "--trainer_gpus 0-": "--trainer_gpus: expected numbers and ranges of GPUs",
     "--trainer_gpus 0,0": "--trainer_gpus: a GPU occurs twice",

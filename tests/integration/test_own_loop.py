@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.command_lines import words_of
 from support.demo_run import ROOT, logs
 from support.patience import PATIENCE
 
@@ -33,8 +34,7 @@ def command(folder: Path) -> list[str]:
         "save_steps": 2,
         "trainer_lease_seconds": 5,
     }
-    words = [f"--{name}={value}" for name, value in flags.items()]
-    return [sys.executable, str(OWN_LOOP), *words]
+    return [sys.executable, str(OWN_LOOP), *words_of(flags, folder)]
 
 
 def steps_done(folder: Path) -> list[int]:

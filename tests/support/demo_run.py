@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support.command_lines import words_of
 
 from agentrl.store.database import with_database
 from agentrl.store.private_mongod import running_uri
@@ -15,7 +16,7 @@ RUN_NAME = "short"
 
 def run_command(folder: Path, **flags: object) -> list[str]:
     """Return the command of a short run whose files all lie in `folder`."""
-    named = {"run_name": RUN_NAME, "config": ROOT / "assets/demo/grpo.yaml"}
+    named = {"run_name": RUN_NAME, "config": ROOT / "assets/demo/grpo.yaml", "lease_seconds": 3}
     return [sys.executable, "-m", "agentrl", "run", *_words(folder, named | flags)]
 
 
@@ -44,11 +45,9 @@ def _words(folder: Path, flags: Mapping[str, object]) -> list[str]:
         "groups_per_step": 4,
         "num_generations": 4,
         "eval_strategy": "no",
-        "lease_seconds": 3,
         "save_steps": 1,
     }
-    merged = {**settings, **flags}
-    return [str(word) for name, value in merged.items() for word in (f"--{name}", value)]
+    return words_of({**settings, **flags}, folder)
 
 
 def config_path(folder: Path) -> Path:

@@ -21,6 +21,8 @@ from agentrl.config.flags import (
     NO_EFFECT,
     ONE_VALUE,
     OPTIM_PARTS,
+    ORIGINAL,
+    SETTINGS,
     SHORTHANDS,
     USUAL,
     canonical_name,
@@ -307,7 +309,7 @@ def option_value(option: click.Parameter) -> str:
 
 def _flag_options() -> list[click.Option]:
     """Return one option per flag; values remain text until `load_config` converts them."""
-    value_is_optional = {name for name, flag in FLAGS.items() if flag.is_bool}
+    value_is_optional = {name for name, flag in SETTINGS.items() if flag.is_bool}
     value_is_optional |= NO_EFFECT.keys() | ONE_VALUE.keys() | SHORTHANDS.keys()
     return [
         click.Option([f"--{name}"], type=click.UNPROCESSED, is_flag=False, flag_value="true")
@@ -335,6 +337,8 @@ def _flag_lines(path: str, sections: Sequence[str], complete: bool) -> list[str]
     if complete:
         ignored = ", ".join(f"--{name}" for name in (*NO_EFFECT, *ONE_VALUE))
         lines += ["", *_help_entry("accepted but ignored:", ignored)]
+        original = ", ".join(f"--{name}" for name in ORIGINAL)
+        lines += ["", *_help_entry("of the original AgentRL (docs/advanced.md):", original)]
         replacements = ALIASES | {name: " ".join(given) for name, given in SHORTHANDS.items()}
         spellings = ", ".join(f"--{name} (--{flag})" for name, flag in replacements.items())
         lines += ["", *_help_entry("other spellings:", spellings)]
@@ -367,7 +371,10 @@ def _help_entry(head: str, text: str) -> list[str]:
     )
 
 
-_FLAG_NAMES = ("config", *FLAGS, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS)
+_FLAG_NAMES = (
+    *("config", *FLAGS, *ORIGINAL),
+    *(*NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS),
+)
 _NO_CONTEXT = click.Context(click.Command("agentrl"))
 _HELP_ALL = click.Option(
     ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all_help

@@ -1,4 +1,4 @@
-"""The table of flags: every field of every section is one flag of the same name.
+"""The table of settings: every field of every section is one, and most are flags of the same name.
 
 This module knows names, types and help texts. It parses nothing (`command_line`) and checks no
 values (`loading`, `checks`). A name of another project is accepted if it means exactly the same as a flag
@@ -55,6 +55,12 @@ class Flag:
     name: str
     section: str
     field: FieldInfo
+
+    @property
+    def typed(self) -> str:
+        """The setting as a user writes it: a flag, or a line of a file."""
+        is_flag = self.name not in ADVANCED or self.name in ORIGINAL
+        return f"--{self.name}" if is_flag else f"advanced: {self.name}"
 
     @property
     def is_bool(self) -> bool:
@@ -141,11 +147,28 @@ class Flag:
         return get_origin(self._type) or self._type
 
 
-FLAGS: dict[str, Flag] = {
+SETTINGS: dict[str, Flag] = {
     name: Flag(name, section, field)
     for section, cls in SECTIONS.items()
     for name, field in cls.model_fields.items()
 }
+ADVANCED = frozenset(name for cls in SECTIONS.values() for name in cls.__base__.model_fields)  # type: ignore[union-attr]
+"""Settings of `sections.tuning`, which a file sets under `advanced:`."""
+FLAGS = {name: flag for name, flag in SETTINGS.items() if name not in ADVANCED}
+ORIGINAL = (
+    *("model_name", "attention_implementation", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "enable_sampling", "target_concurrency"),
+    *("repetition_early_stop_times", "enable_repetition_compress", "new_context"),
+    *("resample_error_records", "mcp_server_name", "mcp_auth_token", "inf_ep_size"),
+    *("tool_call_parser", "beta1", "beta2", "importance_weight_cap_ratio", "strict_in_bound"),
+    *("out_of_date_decay", "adv_scaling", "balance_sample", "min_turns"),
+    *("reserve_context_error_count", "efficient_rewarding", "max_trained_count"),
+    *("retrained_interval", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("weight_decay", "optim_args", "max_grad_norm", "loss_seq_chunk_size", "log_entropy"),
+    *("activation_offloading", "save_total_limit", "full_determinism", "save_only_model"),
+    *("logging_steps", "eval_steps"),
+)
+"""Flags of the original AgentRL among the advanced settings: still accepted, and not in the help."""
 
 
 def canonical_name(flag: str) -> str:
@@ -156,7 +179,7 @@ def canonical_name(flag: str) -> str:
 
 def nearest_name(name: str) -> str | None:
     """Return the known flag that a misspelled one most resembles, if any does."""
-    known = [*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS]
+    known = [*FLAGS, *ORIGINAL, *ALIASES, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS]
     # Below this similarity, names share a word but differ in meaning: `batch_size` and `tp_size`.
     matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
     return matches[0] if matches else None
@@ -164,6 +187,8 @@ def nearest_name(name: str) -> str | None:
 
 def unknown_flag(name: str) -> str:
     """Return the message about a flag that does not exist."""
+    if name in ADVANCED:
+        return f"--{name} is not a flag; set it in a file: --config FILE, with {name} below `advanced:`"
     nearest = nearest_name(name.rpartition(".")[2])
     hint = f"did you mean --{nearest}?" if nearest else "see --help;"
     return f"unknown flag --{name}; {hint} docs/coming-from.md has the flags of other projects"

@@ -7,7 +7,7 @@ only if the user gives it too.
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.config.flags import FLAGS
+from agentrl.config.flags import SETTINGS
 from agentrl.errors import ConfigError
 
 _MAX_SHOWN = 60
@@ -25,9 +25,9 @@ def check_foreign(values: Mapping[str, Any], own: Mapping[str, Any], where: str)
         ConfigError: there is such a value.
     """
     for name, value in values.items():
-        flag = FLAGS[name]
+        flag = SETTINGS[name]
         if not flag.is_plain(value) and own.get(name) != value:
             raise ConfigError(
                 f"{where} sets --{name} to {repr(value)[:_MAX_SHOWN]}, and only you can name "
-                f"{flag.names.what}: if you trust it, give --{name} yourself"
+                f"{flag.names.what}: if you trust it, give {flag.typed} yourself"
             )

@@ -18,10 +18,12 @@ import yaml
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from agentrl.config.flags import (
-    FLAGS,
+    ADVANCED,
     NO_EFFECT,
     ONE_VALUE,
     OPTIM_PARTS,
+    ORIGINAL,
+    SETTINGS,
     SHORTHANDS,
     Flag,
     canonical_name,
@@ -95,7 +97,33 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: expected `flag: value` lines")
+    for key in content:
+        if key in ADVANCED and key not in ORIGINAL:
+            raise ConfigError(f"--config {path}: move {key} below `advanced:`")
     return canonical_values(content, f"--config {path}")
+
+
+def _flattened(given: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+    """Return values without the level of `advanced:`."""
+    values = {key: value for key, value in given.items() if key != "advanced"}
+    advanced = given.get("advanced", {})
+    if not isinstance(advanced, Mapping):
+        raise ConfigError(f"{where}: expected `name: value` lines below advanced:")
+    for key in advanced:
+        if key not in ADVANCED:
+            similar = get_close_matches(str(key), ADVANCED, n=1)
+            hint = f"did you mean {similar[0]}?" if similar else "see docs/advanced.md"
+            raise ConfigError(f"{where}: advanced: {key} is not known; {hint}")
+        if key in values:
+            raise ConfigError(f"{where}: {key} is given twice; keep one")
+    return {**values, **advanced}
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as `read_yaml` reads them: those without a flag below `advanced:`."""
+    advanced = {name: value for name, value in values.items() if name in ADVANCED - {*ORIGINAL}}
+    plain = {name: value for name, value in values.items() if name not in advanced}
+    return {**plain, "advanced": advanced} if advanced else plain
 
 
 def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
@@ -106,11 +134,11 @@ def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
         where: where they come from, for messages.
 
     Raises:
-        ConfigError: two of the names are one flag, or flags are nested in a section.
+        ConfigError: two of the names are one flag, or names are nested where they do not belong.
     """
     values: dict[str, Any] = {}
     spellings: dict[str, str] = {}
-    for key, value in given.items():
+    for key, value in _flattened(given, where).items():
         text = str(key)
         if text in SECTIONS and isinstance(value, Mapping):
             raise ConfigError(
@@ -148,7 +176,7 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
     )
     given.pop("recipe", None)  # replaced by its flags
     found = {}
-    for name, flag in FLAGS.items():
+    for name, flag in SETTINGS.items():
         value = getattr(getattr(config, flag.section), name)
         variable = SECRET_ENVIRONMENT.get(name)
         if name in given:
@@ -187,8 +215,8 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
     values = canonical_values(values, "configuration")
     _remember_secrets(values)
     for name, value in expand_recipe(values).items():
-        if name in FLAGS:
-            sections[FLAGS[name].section][name] = _convert(name, value)
+        if name in SETTINGS:
+            sections[SETTINGS[name].section][name] = _convert(name, value)
         elif name in ONE_VALUE:
             _check_only_value(name, value)
         elif name in NO_EFFECT:
@@ -243,7 +271,7 @@ def _persisted_values(config: RootConfig) -> Iterator[tuple[str, Any]]:
 
 def _is_of_machine(config: RootConfig, name: str) -> bool:
     """Return whether a value was derived where it is used: it is neither set nor the default."""
-    flag = FLAGS[name]
+    flag = SETTINGS[name]
     section = getattr(config, flag.section)
     default = flag.field.get_default(call_default_factory=True)
     return name not in section.model_fields_set and getattr(section, name) != default
@@ -274,22 +302,27 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
     complete = {name: _plain(revealed(value)) for name, value in _persisted_values(config)}
     private = {name: value for name, value in complete.items() if public[name] != value}
     lines = ["# The resolved configuration of this run, without secrets.\n"]
-    for section, cls in SECTIONS.items():
-        section_values = {
-            name: public[name]
-            for name in cls.model_fields
-            if name not in private and public.get(name) not in (None, "", [])
+    shown = nested(
+        {
+            name: value
+            for name, value in public.items()
+            if name not in private and value not in (None, "", [])
         }
+    )
+    advanced = {"advanced": shown.pop("advanced", {})}
+    for section, cls in SECTIONS.items():
+        section_values = {name: shown[name] for name in cls.model_fields if name in shown}
         if section_values:
             lines.append(f"\n# {section}\n{yaml.safe_dump(section_values, sort_keys=False)}")
+    lines.append(f"\n{yaml.safe_dump(advanced, sort_keys=False)}")
     lines += [
         f"\n# {name}: {public[name]} (complete in {_private_file(path).name})" for name in private
     ]
     write_private(path, "".join(lines).rstrip("\n") + "\n")
     for name in made:
-        private[name] = getattr(getattr(config, FLAGS[name].section), name).get_secret_value()
+        private[name] = getattr(getattr(config, SETTINGS[name].section), name).get_secret_value()
     if private:
-        write_private(_private_file(path), yaml.safe_dump(private, sort_keys=False))
+        write_private(_private_file(path), yaml.safe_dump(nested(private), sort_keys=False))
     else:
         _private_file(path).unlink(missing_ok=True)
 
@@ -316,13 +349,13 @@ def secret_environment(config: RootConfig) -> dict[str, str]:
     return {
         variable: value.get_secret_value()
         for name, variable in SECRET_ENVIRONMENT.items()
-        if (value := getattr(getattr(config, FLAGS[name].section), name)) is not None
+        if (value := getattr(getattr(config, SETTINGS[name].section), name)) is not None
     }
 
 
 def _fill_from_environment(sections: dict[str, dict[str, Any]]) -> None:
     for name, variable in SECRET_ENVIRONMENT.items():
-        section = sections[FLAGS[name].section]
+        section = sections[SETTINGS[name].section]
         if name not in section and os.environ.get(variable):
             section[name] = os.environ[variable]
 
@@ -335,7 +368,7 @@ def _check_only_value(name: str, value: Any) -> None:
 
 def _expand_shorthand(name: str, value: Any, sections: dict[str, dict[str, Any]]) -> None:
     flag, meaning = SHORTHANDS[name]
-    section = sections[FLAGS[flag].section]
+    section = sections[SETTINGS[flag].section]
     try:
         is_on = TypeAdapter(bool).validate_python(value)
     except ValidationError:
@@ -356,13 +389,15 @@ def _join_optim_args(parts: Mapping[str, Any], trainer: dict[str, Any]) -> None:
 
 def _convert(name: str, value: Any) -> Any:
     """Convert a typed value, or a value from YAML, to the type that its field expects."""
-    flag = FLAGS[name]
+    flag = SETTINGS[name]
     if not isinstance(value, str):
         return _checked_kind(flag, value)
     if _HOME.match(value):  # not expanded by a shell after `=`, nor in a file
         expanded = os.path.expanduser(value)
         if expanded == value:
-            raise ConfigError(f"--{name} {value}: no user of this name has a home directory here")
+            raise ConfigError(
+                f"{flag.typed} {value}: no user of this name has a home directory here"
+            )
         value = expanded
     if flag.is_tuple:
         return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -370,14 +405,14 @@ def _convert(name: str, value: Any) -> Any:
         try:
             return json.loads(value)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"--{name} is not valid JSON: {error}") from None
+            raise ConfigError(f"{flag.typed} is not valid JSON: {error}") from None
         except RecursionError:
-            raise ConfigError(f"--{name}: nested too deeply") from None
+            raise ConfigError(f"{flag.typed}: nested too deeply") from None
     if value.lower() in ("none", "null") and not flag.field.is_required():
         return flag.field.default if flag.field.default is None else value
     if not value and flag.is_path:
         kind = "folder" if name.endswith("_dir") else "file"
-        raise ConfigError(f"--{name} is empty: give a {kind}, or remove the flag")
+        raise ConfigError(f"{flag.typed} is empty: give a {kind}, or remove the flag")
     return value
 
 
@@ -386,9 +421,9 @@ def _checked_kind(flag: Flag, value: Any) -> Any:
     if isinstance(value, bool) and not flag.is_bool:
         if not value and "no" in flag.choices:
             return "no"  # YAML parses `no` as false
-        raise ConfigError(f"--{flag.name}: Input should not be a boolean, got {str(value).lower()}")
+        raise ConfigError(f"{flag.typed}: Input should not be a boolean, got {str(value).lower()}")
     if flag.is_text and isinstance(value, int | float | date):
-        raise ConfigError(f"--{flag.name}: quote it as text: {flag.name}: '{value}'")
+        raise ConfigError(f"{flag.typed}: quote it as text: {flag.name}: '{value}'")
     return value
 
 
@@ -420,14 +455,16 @@ def _first_problem(error: ValidationError) -> str:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     name = first["loc"][-1] if first["loc"] else "configuration"
     for part in first["loc"]:
-        if part in FLAGS:
+        if part in SETTINGS:
             name = part
-    if name in FLAGS and FLAGS[name].is_secret:
-        return f"--{name}: {first['msg']}{more}"
-    choices = FLAGS[str(name)].choices if name in FLAGS else ()
+    flag = SETTINGS.get(str(name))
+    typed = f"--{name}" if flag is None else flag.typed
+    if flag is not None and flag.is_secret:
+        return f"{typed}: {first['msg']}{more}"
+    choices = () if flag is None else flag.choices
     if first["type"] == "literal_error" and choices:
         by_lower_case = {choice.lower(): choice for choice in choices}
         similar = get_close_matches(str(given).lower(), by_lower_case, n=1)
         hint = f"; did you mean {by_lower_case[similar[0]]}?" if similar else ""
-        return f"--{name} {given} is not known{hint} (known: {', '.join(choices)}){more}"
-    return f"--{name}: {first['msg']}, got {given!r}{more}"
+        return f"{typed} {given} is not known{hint} (known: {', '.join(choices)}){more}"
+    return f"{typed}: {first['msg']}, got {given!r}{more}"

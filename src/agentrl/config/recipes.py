@@ -142,7 +142,7 @@ def expand_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
 def recipe_row(name: str) -> str:
     """Return a recipe as a row of the table in the documentation."""
     recipe = RECIPES[name]
-    flags = " ".join(f"--{flag} {_flag_value(value)}" for flag, value in recipe.flags.items())
+    flags = ", ".join(f"{flag}: {_flag_value(value)}" for flag, value in recipe.flags.items())
     return f"| `{name}` | {recipe.source} | `{flags}` |"
 
 

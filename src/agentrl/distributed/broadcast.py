@@ -66,7 +66,7 @@ class Rendezvous:
             listener = socket.create_server((host, 0))
         except OSError as error:
             raise BroadcastError(
-                f"cannot listen on {host} ({error.strerror or error}); set --weight_sync_host"
+                f"cannot listen on {host} ({error.strerror or error}); set weight_sync_host (docs/advanced.md)"
             ) from error
         self.host = host
         self.port = int(listener.getsockname()[1])

@@ -64,7 +64,7 @@ class MeshShape:
         if world_size % divisor:
             raise ConfigError(
                 f"{world_size} trainer rank(s) do not fill a mesh of --pp_size {pp} x "
-                f"--dp_replicate_size {dp_replicate} x --cp_size {cp} x --ep_size {ep} x --tp_size "
+                f"dp_replicate_size {dp_replicate} x --cp_size {cp} x --ep_size {ep} x --tp_size "
                 f"{tp}; start a multiple of {divisor} (--num_processes), or choose smaller sizes"
             )
         return cls(dp_replicate, world_size // divisor, cp, ep, tp, pp)

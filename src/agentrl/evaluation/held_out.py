@@ -153,5 +153,5 @@ async def _missing_scores_text(
     return (
         f"evaluation {tag}: {num_done} of {num_tasks} questions finished in time; {num_up} "
         f"inference server(s) up, {num_sampling} sampler(s) registered (raise "
-        "--eval_timeout_seconds, or look at the samplers' logs)"
+        "eval_timeout_seconds (docs/advanced.md), or look at the samplers' logs)"
     )

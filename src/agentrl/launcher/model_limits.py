@@ -8,6 +8,7 @@ sizes with which it was started.
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl.config.flags import SETTINGS
 from agentrl.config.loading import read_yaml
 from agentrl.config.named_files import shipped_file
 from agentrl.config.sections import RootConfig
@@ -146,5 +147,5 @@ def _with_default(
     values = getattr(config, section)
     if key in values.model_fields_set or getattr(values, key) == value:
         return config
-    notes.append(f"--{key} {str(value).lower()}, {reason}")
+    notes.append(f"{SETTINGS[key].typed} {str(value).lower()}, {reason}")
     return config.model_copy(update={section: values.model_copy(update={key: value})})

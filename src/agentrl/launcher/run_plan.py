@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from agentrl.config.flags import FLAGS
+from agentrl.config.flags import SETTINGS
 from agentrl.config.loading import flat_values, origins
 from agentrl.config.secrets import HIDDEN
 from agentrl.config.sections import SECTIONS, RootConfig
@@ -191,7 +191,7 @@ def _values(config: RootConfig) -> dict[str, Any]:
     """Return all values by flag name, JSON-compatible, with `***` for secrets."""
     public = flat_values(config)
     values = {}
-    for name, flag in FLAGS.items():
+    for name, flag in SETTINGS.items():
         # `flat_values` omits secrets, flags that apply to this start only, and what each machine
         # derives for itself.
         value = getattr(getattr(config, flag.section), name)

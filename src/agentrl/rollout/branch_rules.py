@@ -38,7 +38,7 @@ class BranchingGroup:
         round: the round of the slot that asks.
         position: the slot's position in its round, from 0: slots of a round ask independently, so
             a rule that ranks places gives each slot its own rank.
-        depth: `--branch_depth`.
+        depth: `branch_depth`.
         seed: differs between slots, and between runs.
         round_seed: the same for all slots of a round.
     """

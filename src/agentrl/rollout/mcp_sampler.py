@@ -30,7 +30,7 @@ from agentrl.schema.image import content_with_images
 from agentrl.tools import ToolBox
 
 REMINDERS_WITH_TOOLS = 2
-"""Default of `--max_reminders` in a rollout with tools; without tools, a rollout has one turn."""
+"""Default of `max_reminders` in a rollout with tools; without tools, a rollout has one turn."""
 
 CONTEXT_RESERVE = 1024
 """With fewer tokens left for a reply, a context that may be renewed counts as full."""
@@ -42,7 +42,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
     Turn by turn, the model replies. A reply with a final answer (by the task's answer schema,
     outside thinking and tool calls) ends the rollout; otherwise its tool calls run in order and
     their results are added to the context. A call that cannot be parsed is answered with the
-    reason. A reply that does neither is answered with a reminder, `--max_reminders` times in a row.
+    reason. A reply that does neither is answered with a reminder, `max_reminders` times in a row.
     Without tools, there is nothing to call: the first reply ends the rollout, unless reminders are
     configured. Format errors and repeated replies carry the advantage override 0: they are never
     rewarded.

@@ -305,7 +305,7 @@ def check_has_database(checkpoint_path: Path | None, run: Run | None) -> None:
 
 
 class CheckpointSaver:
-    """Writes a run's checkpoints one after the other; with `--async_save`, during training."""
+    """Writes a run's checkpoints one after the other; with `async_save`, during training."""
 
     def __init__(
         self,
@@ -334,7 +334,7 @@ class CheckpointSaver:
         """Step of the newest complete checkpoint."""
 
     async def save(self, model_dir: Path, history: History) -> None:
-        """Write a checkpoint; with `--async_save`, return as soon as its content is copied.
+        """Write a checkpoint; with `async_save`, return as soon as its content is copied.
 
         Args:
             model_dir: Hugging Face directory of the weights after the last step.

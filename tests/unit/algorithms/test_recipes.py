@@ -4,7 +4,7 @@ The objectives are written from the papers, one answer after the other, and diff
 Nothing of ours is in them but the values that the recipes set.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from harness.trees import NO_AUTOCAST, make_record, make_turn
 from torch import Tensor, nn
 
 from agentrl.config.command_line import parse_flags
+from agentrl.config.loading import build_config
 from agentrl.config.recipes import RECIPES, recipe_row
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_training_step, select_group
@@ -291,18 +293,20 @@ def test_answers_reach_every_branch_of_the_papers() -> None:
 def test_the_documentation_has_the_flags_that_the_recipe_stands_for(name: str) -> None:
     row = recipe_row(name)
     assert row in (ROOT / "docs" / "training.md").read_text().splitlines()
-    flags = row.split("`")[-2].split()
-    assert parse_flags(flags).algorithm == parse_flags(["--recipe", name]).algorithm
+    values = yaml.safe_load("{" + row.split("`")[-2] + "}")
+    assert build_config(values).algorithm == parse_flags(["--recipe", name]).algorithm
     assert name in (AlgorithmSection.model_fields["recipe"].description or "")
 
 
-def flag_rows() -> Sequence[str]:
-    lines = (ROOT / "docs" / "training.md").read_text().splitlines()
-    return [line.split("`")[-2] for line in lines if line.startswith("|") and "| `--" in line]
-
-
-def test_every_row_of_flags_in_the_documentation_is_taken() -> None:
-    rows = flag_rows()
-    assert len(rows) > len(RECIPES)
-    for flags in rows:
-        parse_flags(flags.replace("PATH", "/tmp/model").replace(" L", " 100").split())
+def test_every_row_of_corrections_in_the_documentation_is_taken(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    _, *rows = page.partition("| correction | flags |")[2].partition("\n\n")[0].split("\n| ")
+    assert len(rows) > 5
+    for row in rows:
+        spans = row.replace("PATH", "/tmp/model").split("`")[1::2]
+        advanced = [one.removeprefix("advanced: ") for one in spans if not one.startswith("--")]
+        (tmp_path / "c.yaml").write_text(
+            "\n  ".join(["advanced:", "{}" * (not advanced), *advanced])
+        )
+        flags = " ".join(one for one in spans if one.startswith("--")).split()
+        parse_flags([*flags, "--config", str(tmp_path / "c.yaml")])

@@ -113,7 +113,8 @@ def test_questions_of_a_second_file_go_to_the_end_of_the_stream(
     def add(*ids: str, num_generations: int) -> str:
         lines = [json.dumps({"id": i, "q": i, "answer": 1, "scorer": "exact"}) for i in ids]
         path.write_text("\n".join(lines))
-        flags = ("--train_file", str(path), "--shuffle", "false")
+        path.with_suffix(".yaml").write_text("advanced:\n  shuffle: false\n")
+        flags = ("--train_file", str(path), "--config", str(path.with_suffix(".yaml")))
         assert tasks_command(uri, run, "add", *flags, f"--num_generations={num_generations}") == 0
         *first_question, added = capsys.readouterr().out.splitlines(keepends=True)
         assert "first question of" in first_question[0]

@@ -4,7 +4,7 @@ import click
 import pytest
 
 from agentrl.config.command_line import FlagCommand, parse_flags
-from agentrl.config.flags import ALIASES, FLAGS, NO_EFFECT, ONE_VALUE, SHORTHANDS
+from agentrl.config.flags import ALIASES, FLAGS, NO_EFFECT, ONE_VALUE, ORIGINAL, SHORTHANDS
 from agentrl.errors import ConfigError
 
 
@@ -127,7 +127,7 @@ def test_a_misspelt_flag_is_answered_with_the_right_one(typed: str, meant: str) 
         parse_flags([typed, "1"])
 
 
-ORIGINAL = """
+OF_THE_ORIGINAL = """
     trainer train_file remove_experience drop_zero_advantage shift_labels
     db_connection_string oss_connection_string enable_oss skip_non_positive_advantage
     model_name_or_path attention_implementation output_router_logits trust_remote_code
@@ -156,9 +156,9 @@ Two are unknown here, because a run without them would be another: `max_pixels` 
 `decoder_sparse_step`."""
 
 
-@pytest.mark.parametrize("name", ORIGINAL.split())
+@pytest.mark.parametrize("name", OF_THE_ORIGINAL.split())
 def test_every_flag_of_the_original_is_taken(name: str) -> None:
-    accepted = {*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *SHORTHANDS}
+    accepted = {*FLAGS, *ORIGINAL, *ALIASES, *NO_EFFECT, *ONE_VALUE, *SHORTHANDS}
     assert name in accepted
 
 

@@ -15,6 +15,8 @@ from agentrl.config.flags import (
     NO_EFFECT,
     ONE_VALUE,
     OPTIM_PARTS,
+    ORIGINAL,
+    SETTINGS,
     SHORTHANDS,
     canonical_name,
 )
@@ -36,7 +38,7 @@ def test_the_defaults_here_are_those_of_the_page() -> None:
     table = rows("Defaults that differ")
     assert len(table) > 15
     for flag, theirs, ours, *_ in table:
-        default = FLAGS[flag.strip("`-")].field.default
+        default = SETTINGS[flag.strip("`-")].field.default
         shown = "none" if default is None else str(default).lower()
         assert (flag, shown) == (flag, ours.lower())
         assert theirs.lower() != shown
@@ -55,7 +57,7 @@ def test_flags_without_effect_are_all_listed() -> None:
 
 
 def test_flags_that_differ_are_known() -> None:
-    known = {*FLAGS, *ONE_VALUE, *SHORTHANDS}
+    known = {*FLAGS, *ORIGINAL, *ONE_VALUE, *SHORTHANDS}
     for row in rows("Flags"):
         for name in re.findall(r"--(\w+)", row[0]):
             assert canonical_name(name) in known or f"`{name}`" in ELSEWHERE, name
@@ -73,7 +75,7 @@ use_legacy_prediction_loop use_mps_device warmup_ratio
 
 
 def test_every_argument_of_transformers_is_accepted_or_explained() -> None:
-    known = {*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS}
+    known = {*FLAGS, *ORIGINAL, *ALIASES, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS}
     names = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     assert len(names) > 100
     names |= set(DROPPED_ARGUMENTS.split())

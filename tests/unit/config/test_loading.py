@@ -12,6 +12,7 @@ from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import (
     build_config,
     flat_values,
+    nested,
     secret_environment,
     write_config,
 )
@@ -33,7 +34,6 @@ SGLANG = ("--inference_backend", "sglang")
         (["--num_generations", "100000000"], "or equal to 10000, got '100000000'"),
         (["--eval_num_generations", "100000000"], "or equal to 10000, got '100000000'"),
         (["--max_concurrent_samples_per_process", "100000000"], "less than or equal to 100000"),
-        (["--max_running_requests", "100000000"], "less than or equal to 100000"),
         (["--groups_per_step", "100000000"], "less than or equal to 1000000"),
         (["--num_processes", "100000000"], "less than or equal to 100000"),
         (["--lora_rank", "100000000"], "less than or equal to 65536"),
@@ -118,7 +118,6 @@ SGLANG = ("--inference_backend", "sglang")
             ["--colocated", "--consumer", "other"],
             "--consumer other: only the trainer that publishes",
         ),
-        (["--colocated", "--publish_mode", "in_place"], "and --colocated releases it; use retract"),
         (["--colocated", "--weight_sync", "distributed"], "needs one process per GPU (NCCL)"),
         (
             ["--colocated", "--lora_rank", "4"],
@@ -126,13 +125,7 @@ SGLANG = ("--inference_backend", "sglang")
         ),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads only its own parts"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
-        (["--tree_roots", "2"], "--tree_roots requires --rollouts tree"),
         (["--branch_rule", "value"], "--branch_rule value requires --rollouts tree"),
-        (["--branch_depth", "3"], "--branch_depth requires --rollouts tree"),
-        (
-            ["--rollouts", "tree", "--num_generations", "4", "--tree_roots", "4"],
-            "--num_generations 4, --tree_roots 4 leave no rollout that could branch",
-        ),
         (
             ["--rollouts", "tree", "--agent", "own.py:play"],
             "--agent own.py:play keeps its state in its own program",
@@ -163,14 +156,6 @@ SGLANG = ("--inference_backend", "sglang")
             "--sglang_args --api-key: command-line arguments are visible to every user of the "
             "machine",
         ),
-        (
-            ["--inference_api_key", "k", "--sglang_args=--tokenizer-worker-num=2"],
-            "--sglang_args --tokenizer-worker-num: it disables the server's keys",
-        ),
-        (
-            ["--inference_api_key", "k", "--inference_admin_key", "k"],
-            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same",
-        ),
         (["--inf_tp_size", "2"], "--inf_tp_size 2 is a setting of SGLang, and the embedded engine"),
         (["--inf_ep_size", "2"], "add --inference_backend sglang"),
         (["--inf_mem_ratio", "0.5"], "add --inference_backend sglang"),
@@ -195,7 +180,6 @@ SGLANG = ("--inference_backend", "sglang")
             ],
             "--delete_existing would delete --model_name_or_path; use another --run_name",
         ),
-        (["--agent_gateway_host", "0.0.0.0"], "give a specific address"),
         (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes requires"),
         (["--agent", "a:b", "--agent_routes", '{"m": {"url": "x"}}'], "m: unknown key 'url'"),
         (
@@ -262,6 +246,68 @@ def test_numbers_and_names_in_a_file_mean_what_they_mean_on_the_command_line(
     path.write_text("max_steps: 010\nrun_name: 2026-11-27\nlearning_rate: 1e-5\nseed: 0\n")
     typed = ["--max_steps", "010", "--run_name", "2026-11-27", "--learning_rate", "1e-5"]
     assert parse_flags(["--config", str(path)]) == parse_flags([*typed, "--seed", "0"])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_running_requests": 10**8}, "advanced: max_running_requests: Input should be less"),
+        ({"colocated": True, "publish_mode": "in_place"}, "--colocated releases it; use retract"),
+        ({"tree_roots": 2}, "tree_roots requires --rollouts tree"),
+        ({"branch_depth": 3}, "branch_depth requires --rollouts tree"),
+        (
+            {"rollouts": "tree", "num_generations": 4, "tree_roots": 4},
+            "--num_generations 4, tree_roots 4 leave no rollout that could branch",
+        ),
+        (
+            {"inference_api_key": "k", "sglang_args": "--tokenizer-worker-num=2"},
+            "--sglang_args --tokenizer-worker-num: it disables the server's keys",
+        ),
+        (
+            {"inference_api_key": "k", "inference_admin_key": "k"},
+            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same",
+        ),
+        ({"agent_gateway_host": "0.0.0.0"}, "give a specific address"),
+        ({"veto_threshold": 0.001}, "give --proximal recompute"),
+        ({"recipe": "cispo", "dual_clip": 3}, "setting of GRPO and GSPO"),
+    ],
+)
+def test_settings_without_a_flag_are_checked_as_well(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(nested(values)))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_flags(["--config", str(path)])
+
+
+def test_settings_without_a_flag_stand_below_advanced(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("max_steps: 3\nadvanced:\n  lease_seconds: 7\n  top_p: 0.9\n")
+    config = parse_flags(["--config", str(path)])
+    assert (config.rollout.lease_seconds, config.sampling.top_p) == (7, 0.9)
+    write_config(config, tmp_path / "written.yaml")
+    assert parse_flags(["--config", str(tmp_path / "written.yaml")]) == config
+    assert parse_flags(["--top_p", "0.9"]).sampling.top_p == 0.9  # the original AgentRL has it
+    with pytest.raises(ConfigError, match="--lease_seconds is not a flag; set it in a file"):
+        parse_flags(["--lease_seconds", "7"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lease_seconds: 7", "move lease_seconds below `advanced:`"),
+        ("advanced: 7", "expected `name: value` lines below advanced:"),
+        ("advanced:\n  lease_second: 7", "lease_second is not known; did you mean lease_seconds?"),
+        ("advanced:\n  max_steps: 7", "advanced: max_steps is not known"),
+        ("top_p: 1\nadvanced:\n  top_p: 1", "top_p is given twice"),
+    ],
+)
+def test_a_setting_in_the_wrong_place_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_flags(["--config", str(path)])
 
 
 def test_flags_override_the_file(tmp_path: Path) -> None:
@@ -430,13 +476,11 @@ def test_synchronous_sampling_means_no_staleness() -> None:
     ("flags", "problem"),
     [
         (["--importance_correction", "tis"], "give --proximal recompute"),
-        (["--veto_threshold", "0.001"], "give --proximal recompute"),
         (["--proximal", "recompute", "--loss_calculator", "minirl"], "use --proximal behavior"),
         (["--loss_normalizer_length", "100"], "--token_level_loss false"),
         (["--loss_calculator", "cispo", "--strict_in_bound"], "setting of GRPO and MINIRL"),
         (["--loss_calculator", "gspo", "--out_of_date_decay", "1"], "GSPO ignores it"),
         (["--loss_calculator", "gspo", "--importance_weight_cap_ratio", "2"], "ignores it"),
-        (["--recipe", "cispo", "--dual_clip", "3"], "setting of GRPO and GSPO"),
         (["--recipe", "grpo", "--strict_in_bound"], "--importance_weight_cap_ratio 0 turns"),
     ],
 )
@@ -549,7 +593,7 @@ def test_rollouts_that_start_programs_are_limited_by_the_cores_of_each_machine(
 
 def test_a_users_loss_reads_every_setting() -> None:
     given = ["--loss_calculator", "own.py:loss", "--beta1", "0.5", "--strict_in_bound"]
-    config = parse_flags([*given, "--dual_clip", "3", "--loss_args", '{"bound": 2}'])
+    config = parse_flags([*given, "--loss_args", '{"bound": 2}'])
     assert config.algorithm.loss_calculator == f"{Path.cwd()}/own.py:loss"
     assert config.algorithm.loss_args == {"bound": 2}
     assert parse_flags(["--loss_calculator", "pkg.losses:mine"]).algorithm.loss_calculator == (

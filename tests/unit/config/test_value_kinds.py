@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from agentrl.config.flags import FLAGS
+from agentrl.config.flags import SETTINGS
 from agentrl.config.foreign_values import check_foreign
 from agentrl.config.own_function import OWN_FUNCTION_FLAGS, BuiltInOr, OwnFunction
 from agentrl.config.sections import RootConfig
@@ -26,7 +26,7 @@ def test_every_flag_says_what_its_values_name() -> None:
         for section in RootConfig.model_fields.values()
         for name, field in section.annotation.model_fields.items()  # type: ignore[union-attr]
     }
-    assert fields.keys() == FLAGS.keys()
+    assert fields.keys() == SETTINGS.keys()
     undeclared = []
     for name, field in fields.items():
         try:
@@ -34,7 +34,7 @@ def test_every_flag_says_what_its_values_name() -> None:
         except TypeError:
             undeclared.append(name)
     assert not undeclared, "say what they name, such as Annotated[str, PLAIN]"
-    assert {name for name, flag in FLAGS.items() if flag.names.kind == "code"} == CODE_FLAGS
+    assert {name for name, flag in SETTINGS.items() if flag.names.kind == "code"} == CODE_FLAGS
 
 
 def test_a_type_that_could_name_anything_says_nothing_itself() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import agentrl, commands
-from agentrl.config.flags import FLAGS, NO_EFFECT, ONE_VALUE, canonical_name
+from agentrl.config.flags import FLAGS, NO_EFFECT, ONE_VALUE, ORIGINAL, canonical_name
 
 ROOT = Path(__file__).parents[3]
 TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()
@@ -79,7 +79,7 @@ def test_every_flag_of_the_pages_exists() -> None:
             "show_password",
             "port",
         }
-        assert {canonical_name(name) for name in named} - set(FLAGS) - own == set()
+        assert {canonical_name(name) for name in named} - {*FLAGS, *ORIGINAL} - own == set()
 
 
 def test_every_name_from_elsewhere_is_accepted_or_explained() -> None:
@@ -96,7 +96,7 @@ def test_every_name_from_elsewhere_is_accepted_or_explained() -> None:
         for name in (name for cell in others for name in code(cell)):
             last = name.rpartition(".")[2]
             flag = canonical_name(last)
-            if flag in FLAGS:
+            if flag in {*FLAGS, *ORIGINAL}:
                 assert f"--{flag}" in code(here), name
             elif not explained.match(last) and last not in {*NO_EFFECT, *ONE_VALUE}:
                 unknown.append(name)

@@ -18,7 +18,7 @@ from support.attacks.addresses import PRIVATE
 from support.play import begin_run, open_play, play, tool_call
 from support.tool_server import picture
 
-from agentrl.config.command_line import parse_flags
+from agentrl.config.loading import build_config
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.renderer import Renderer
@@ -251,7 +251,7 @@ async def test_an_image_address_leads_to_no_private_place(
     store: TrajectoryStore, pages: str
 ) -> None:
     port = pages.rpartition(":")[2]
-    refused = "not a public address, and not in --image_networks"
+    refused = "not a public address, and not in image_networks"
     for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"):
         with pytest.raises(RenderError, match=refused):
             await ImageLibrary(store, 1000).keep([f"http://{host}:{port}/image"])
@@ -265,8 +265,8 @@ async def test_an_image_address_leads_to_no_private_place(
     assert await num_images_stored(store) == 0
 
 
-def test_networks_of_images_are_read_from_a_flag() -> None:
-    config = parse_flags(["--image_networks", "10.0.0.0/8,fd00::/8"])
+def test_networks_of_images_are_read() -> None:
+    config = build_config({"image_networks": "10.0.0.0/8,fd00::/8"})
     assert config.rollout.image_networks == ("10.0.0.0/8", "fd00::/8")
-    with pytest.raises(ConfigError, match="--image_networks intranet: expected networks such as"):
-        parse_flags(["--image_networks", "intranet"])
+    with pytest.raises(ConfigError, match="image_networks intranet: expected networks such as"):
+        build_config({"image_networks": "intranet"})

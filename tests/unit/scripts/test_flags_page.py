@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from agentrl.config.flags import FLAGS
+from agentrl.config.flags import ADVANCED, FLAGS
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,6 +24,7 @@ def script() -> ModuleType:
 
 def test_the_page_is_that_of_the_code(script: ModuleType) -> None:
     assert "".join(script.written()) == script.PAGE.read_text()
+    assert "".join(script.advanced()) == script.ADVANCED_PAGE.read_text()
 
 
 def test_every_flag_has_one_row_of_four_cells(script: ModuleType) -> None:
@@ -31,6 +32,8 @@ def test_every_flag_has_one_row_of_four_cells(script: ModuleType) -> None:
     found = re.findall(r"^\| `--(\w+)` \| [^|]+ \| [^|]* \| [^|]+ \|$", sections, re.MULTILINE)
 
     assert found == list(FLAGS)
+    rest = re.findall(r"^\| `(\w+)`", script.ADVANCED_PAGE.read_text(), re.MULTILINE)
+    assert rest == sorted(ADVANCED)
 
 
 def test_a_row_names_values_default_and_pages(script: ModuleType) -> None:

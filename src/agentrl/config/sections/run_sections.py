@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from agentrl.config.named_files import existing_or_shipped, read_text_file
 from agentrl.config.sections.section import ConfigSection
-from agentrl.config.value_kinds import ADDRESS, CODE, COMMAND, PATH, PLAIN, SECRET, Naming
+from agentrl.config.sections.tuning import DataTuning, ModelTuning, RunTuning
+from agentrl.config.value_kinds import CODE, COMMAND, PATH, PLAIN, SECRET, Naming
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MONGODB_DATABASES = frozenset({"admin", "config", "local"})
@@ -32,7 +33,7 @@ class _TemplateFile(Naming):
 _TEMPLATE_FILE = _TemplateFile("path")
 
 
-class RunSection(ConfigSection):
+class RunSection(RunTuning):
     """Name of the run and locations of its files."""
 
     run_name: Annotated[str, PLAIN] = "run"
@@ -45,11 +46,6 @@ class RunSection(ConfigSection):
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of this process's Prometheus endpoint (`/metrics`); no endpoint by default. `agentrl
     run` gives this port to the trainer and the following ones to its samplers."""
-    metrics_host: Annotated[str, ADDRESS] = "127.0.0.1"
-    """Address that the Prometheus endpoint listens on."""
-    metrics_key: SecretStr | None = None
-    """Key that scrapers send (`Authorization: Bearer`); `AGENTRL_METRICS_KEY` by default, else a key
-    that the run makes, in `metrics-key` of its output directory."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of all randomness: order of questions, sampling, initial weights."""
     num_gpus: int | None = Field(default=None, ge=0, le=1024)
@@ -86,21 +82,15 @@ class RunSection(ConfigSection):
         return (self.output_dir or Path("output") / self.run_name).absolute()
 
 
-class ModelSection(ConfigSection):
+class ModelSection(ModelTuning):
     """The policy that is trained."""
 
     model_name_or_path: Annotated[str, PATH] = Field(default="assets/demo/model", min_length=1)
     """Directory of a Hugging Face checkpoint (weights, tokenizer, chat template), or a hub id."""
-    model_name: Annotated[str, PLAIN] = "train-model"
-    """Name under which servers serve the model."""
     trust_remote_code: Annotated[bool, CODE] = False
     """Run Python code shipped with a checkpoint. Enable only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; `auto` is bfloat16 on CUDA and float32 on CPU."""
-    attention_implementation: Literal["auto", "sdpa", "flex", "varlen"] = "auto"
-    """Attention back end of the trainer. `auto`: the fastest on the device for each row; `sdpa`:
-    SDPA along the paths of a tree; `flex`: FlexAttention with a block mask (CUDA only); `varlen`: variable-length flash attention with keys
-    gathered along the paths (CUDA, bfloat16)."""
     chat_template: Annotated[str | None, _TEMPLATE_FILE] = None
     """Chat template that replaces the model's own: a file, whose text is stored with the run and
     with every checkpoint, or the Jinja source itself."""
@@ -170,7 +160,7 @@ class StoreSection(ConfigSection):
     still needs stays, and so do questions, records, scores and figures (see docs/store.md)."""
 
 
-class DataSection(ConfigSection):
+class DataSection(DataTuning):
     """The questions."""
 
     train_file: Path | None = None
@@ -216,11 +206,6 @@ class DataSection(ConfigSection):
     rollouts: Literal["chains", "tree"] = "chains"
     """`chains`: every rollout of a training question starts at the question; `tree`: some start at
     turns of others (see docs/rollouts.md)."""
-    tree_roots: int | None = Field(default=None, ge=1)
-    """Rollouts of a tree that start at the question; by default half of num_generations."""
-    tree_branches: int | None = Field(default=None, ge=1)
-    """Rollouts of each later round of a tree, which start once the rounds before have ended; by
-    default all others in one round."""
     eval_num_generations: int = Field(default=1, ge=1, le=10_000)
     """Rollouts per evaluation question."""
     default_scorer: Annotated[str | None, PLAIN] = None
@@ -231,13 +216,8 @@ class DataSection(ConfigSection):
     """Where the answer of questions that name no schema is found: `boxed`, a marker such as `####` or
     `Answer:`, three backquotes (a fenced block), or the name of a tag. By default what the question's
     text asks for, else what suits its data set, else `answer`."""
-    row_format: Literal["auto", "plain"] = "auto"
-    """`auto`: rows of known data sets that name no scorer are read by their columns (see
-    docs/datasets.md); `plain`: fields are taken as they are."""
     system_prompt: Annotated[str | None, PLAIN] = None
     """System prompt of questions that have none; no system prompt by default."""
-    shuffle: bool = True
-    """Shuffle the questions of each epoch with the seed."""
 
     @property
     def rounds(self) -> tuple[int, ...]:

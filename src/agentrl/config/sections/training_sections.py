@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from agentrl.config.gpu_lists import GpuList
 from agentrl.config.own_function import BuiltInOr, OwnFunction, is_reference
 from agentrl.config.recipes import RECIPES, expand_recipe
-from agentrl.config.sections.section import ConfigSection
+from agentrl.config.sections.tuning import AlgorithmTuning, PublishTuning, TrainerTuning
 from agentrl.config.value_kinds import ADDRESS, CODE, PATH, PLAIN
 from agentrl.schema import Control
 from agentrl.schema.formulas import (
@@ -17,14 +17,12 @@ from agentrl.schema.formulas import (
     OPD,
     RATE_SCHEDULES,
     CorrectionKind,
-    CorrectionLevel,
-    KLEstimator,
     ProximalKind,
 )
 from agentrl.schema.run import TEACHER_NAME
 
 
-class AlgorithmSection(ConfigSection):
+class AlgorithmSection(AlgorithmTuning):
     """Advantages, losses, filters and freshness."""
 
     recipe: Annotated[str | None, PLAIN] = None
@@ -38,16 +36,6 @@ class AlgorithmSection(ConfigSection):
     """Half-width of the clip range."""
     epsilon_higher: float = Field(default=0.1, ge=0)
     """Extra width of the upper side of the clip range."""
-    beta1: float | None = None
-    """CE-GPPO weight of tokens clipped from below; off by default."""
-    beta2: float | None = None
-    """CE-GPPO weight of tokens clipped from above; off by default."""
-    importance_weight_cap_ratio: float = Field(default=4.0, ge=0)
-    """Multiple of the clip range beyond which GRPO and MINIRL drop tokens; 0 drops none."""
-    strict_in_bound: bool = False
-    """Drop every token outside the clip range (GRPO and MINIRL)."""
-    out_of_date_decay: float | None = None
-    """Rate at which the drop range narrows with staleness (GRPO and MINIRL); off by default."""
     token_level_loss: bool = True
     """Average over all loss tokens of the step; with false, over the records."""
     skip_length_normalization: bool = False
@@ -55,10 +43,6 @@ class AlgorithmSection(ConfigSection):
     loss_normalizer_length: int | None = Field(default=None, ge=1)
     """With skip_length_normalization: constant length in tokens to divide by (Dr.GRPO); off by
     default."""
-    dual_clip: float | None = Field(default=None, gt=1)
-    """Bound on the ratio of tokens with negative advantage (GRPO and GSPO); off by default."""
-    importance_weight_truncation: float | None = Field(default=None, gt=0)
-    """Maximum importance weight of MINIRL; unbounded by default."""
     proximal: ProximalKind = "behavior"
     """Policy in the denominator of the clipped ratio. `behavior`: the sampler's; `recompute`: the
     trainer's at the start of the step; `loglinear`: an interpolation of the two by staleness
@@ -67,19 +51,8 @@ class AlgorithmSection(ConfigSection):
     """Weight of the proximal policy over the sampler's: `none`, `full` (unchanged), `tis`
     (truncated), or masked outside the bounds (`icepop`, `mis`). Requires a proximal other than
     behavior."""
-    correction_level: CorrectionLevel = "token"
-    """Unit that is weighted and masked: tokens, turns by the product of their ratios, or turns by
-    the geometric mean."""
-    correction_lower: float = Field(default=0.5, ge=0)
-    """Lower bound of icepop and mis."""
-    correction_upper: float = Field(default=2.0, gt=0)
-    """Upper bound of tis, icepop and mis."""
-    veto_threshold: float | None = Field(default=None, gt=0)
-    """Ratio below which a token masks its whole turn; off by default."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL penalty against a reference model; with 0, no reference model is loaded."""
-    kl_estimator: KLEstimator = "k3"
-    """Estimator of the KL divergence per token."""
     reference_model: Annotated[str | None, PATH] = None
     """Reference model of the KL penalty; model_name_or_path by default."""
     advantage_estimator: Annotated[str, BuiltInOr(ADVANTAGE_KINDS)] = "leave_one_out"
@@ -92,11 +65,6 @@ class AlgorithmSection(ConfigSection):
     teacher_weight: float = Field(default=0.0, ge=0, le=1)
     """Weight w of the teachers in the advantage: (1 - w) * A_reward + w * A_teacher. 1 with the
     estimator `opd`."""
-    teacher_wait_seconds: float = Field(default=1800.0, gt=0)
-    """How long a step waits for teachers while complete groups are at hand; the run then ends, and
-    the same command resumes it."""
-    adv_scaling: float = 1.0
-    """Factor on the advantages."""
     sign_clip: bool = True
     """Clip advantages of wrong records (score <= 0.5) to <= 0 and those of correct records to >=
     0; not where turns have their own rewards or credit."""
@@ -109,29 +77,10 @@ class AlgorithmSection(ConfigSection):
     min_score_spread: float = Field(default=0.1, ge=0)
     """Minimum difference between the best and the worst score of a group; groups below it carry no
     learning signal and are dropped."""
-    repeat_equal_probability: float = Field(default=1.0, ge=0, le=1)
-    """Probability p that a later epoch repeats a question whose last group was dropped for equal
-    scores; p^k after k such groups in a row (GRESO). With 1, every epoch repeats every question."""
     group_filter: OwnFunction | None = None
     """Your own function that selects the records of a group; off by default."""
-    balance_sample: bool = False
-    """Keep about as many correct as wrong records of a group."""
-    min_turns: int = Field(default=1, ge=0)
-    """Minimum number of turns of a correct record that is trained on."""
-    reserve_context_error_count: int = Field(default=-1, ge=-1)
-    """Maximum number of records per group that ended at a length or turn limit; -1 keeps all."""
-    efficient_rewarding: bool = False
-    """Shift scores by up to 0.1 in favor of correct records with few turns."""
     max_staleness: int = Field(default=1, ge=0, le=1_000_000_000)
     """Maximum age, in steps, of the policy version of a record that is trained on."""
-    staleness_policy: Literal["drop", "wait"] = "drop"
-    """`drop`: train on the groups that are complete, and drop records beyond max_staleness; `wait`:
-    train on groups in their order; steps wait for the slowest group, and no record becomes too
-    old."""
-    max_trained_count: int = Field(default=1, ge=1)
-    """Maximum number of optimizer steps that use a record."""
-    retrained_interval: int = Field(default=1, ge=1)
-    """Minimum number of steps between two uses of a record."""
 
     @model_validator(mode="before")
     @classmethod
@@ -179,7 +128,7 @@ class AlgorithmSection(ConfigSection):
         return self.model_copy(update={"max_staleness": control.max_staleness})
 
 
-class TrainerSection(ConfigSection):
+class TrainerSection(TrainerTuning):
     """The training loop."""
 
     max_steps: int = Field(default=1000, ge=1)
@@ -188,26 +137,14 @@ class TrainerSection(ConfigSection):
     groups_per_step: int | None = Field(default=None, le=1_000_000)
     """Groups per optimizer step; by default per_device_train_batch_size *
     gradient_accumulation_steps records, rounded up to whole groups."""
-    per_device_train_batch_size: int = Field(default=1, ge=1, le=1_000_000)
-    """Records per micro-batch; used only if groups_per_step is not given. `agentrl sft`: 8
-    conversations by default."""
-    gradient_accumulation_steps: int = Field(default=48, ge=1, le=1_000_000)
-    """Micro-batches per step; used only if groups_per_step is not given. `agentrl sft`: 1 by
-    default."""
     learning_rate: float = Field(default=1e-6, ge=0, le=1)
     """Peak learning rate of AdamW; 0 trains nothing (a control experiment). `agentrl sft`: 2e-5 by
     default, 2e-4 with lora_rank."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay."""
-    optim_args: Annotated[str, PLAIN] = "beta1=0.9,beta2=0.98"
-    """AdamW's betas and eps: `beta1=..,beta2=..,eps=..`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     lr_scheduler_type: Annotated[str, BuiltInOr(RATE_SCHEDULES)] = "constant"
     """Learning rate schedule after the warm-up, or your own function of the step, in place of
     learning_rate and warmup_steps."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradient norm above which gradients are scaled down (clipped)."""
     max_tokens: int = Field(default=65536, ge=1)
     """Maximum number of tokens in one forward pass; trees with longer paths are computed in
     chunks."""
@@ -216,27 +153,14 @@ class TrainerSection(ConfigSection):
     side by side in a pass; `auto`: `tree`, or `packed` where a tree would save fewer than 8 tokens a
     turn; `none`: one turn per forward pass, with the model's own attention, for every model that
     transformers supports."""
-    verify_merge: int = Field(default=0, ge=0)
-    """Interval in steps at which a step is also computed without merging; the run stops with a
-    report if the gradients differ. 0: never."""
-    loss_seq_chunk_size: int = Field(default=4096, ge=1)
-    """Number of loss positions that pass through the LM head at a time."""
-    log_entropy: bool = True
-    """Compute and log the policy's entropy."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     torch_compile: bool | None = None
     """Compile the layers and the head's softmax with torch's compiler; the first steps take longer,
     and gradients differ by rounding. By default on GPUs, for runs of at least 100 steps."""
-    activation_offloading: bool = False
-    """Keep activations for the backward pass, and what passes between the chunks of a long row, in
-    host memory. Slower, with the same gradients; with gradient_checkpointing, only the layers'
-    inputs are transferred."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state in host memory and copy one layer at a time to
     the GPU (FSDP2, several ranks). No effect without GPUs."""
-    dp_replicate_size: int = Field(default=1, ge=1)
-    """Replicas of the sharded model (HSDP); the ranks of each replica shard it with FSDP2."""
     tp_size: int = Field(default=1, ge=1)
     """Ranks that split heads, hidden units and vocabulary (tensor and sequence parallel)."""
     ep_size: int = Field(default=1, ge=1)
@@ -256,65 +180,30 @@ class TrainerSection(ConfigSection):
     """CPU threads of the trainer; torch's choice by default."""
     save_steps: int = Field(default=3, ge=1)
     """Steps between two checkpoints."""
-    save_total_limit: int = Field(default=2, ge=1)
-    """Number of checkpoints that are kept."""
-    async_save: bool = False
-    """Write checkpoints while training continues. After a crash during a write, the run resumes
-    from the previous checkpoint."""
-    full_determinism: bool = False
-    """Use only deterministic algorithms, with bit-identical results; some are slower."""
-    save_only_model: bool = False
-    """Exclude the optimizer state from checkpoints. Such a run cannot resume exactly."""
-    logging_steps: int = Field(default=1, ge=1)
-    """Steps between two log lines."""
     on_step: OwnFunction | None = None
     """Your own function that rank 0 calls after every step; off by default."""
     report_to: Annotated[tuple[str, ...], ADDRESS] = ()
     """Trackers that receive the metrics of every step, in addition to the console and
     metrics.jsonl: tensorboard, wandb, swanlab, trackio, mlflow (comma separated; see
     docs/monitoring.md)."""
-    peak_tflops: float | None = Field(default=None, gt=0)
-    """Peak dense TFLOP/s of one device, for the model FLOPs utilization (`mfu`); known for current
-    data-center GPUs."""
     eval_strategy: Literal["no", "ends", "steps"] = "no"
     """When to evaluate. `no`: never; `ends`: before the first and after the last step; `steps`:
     also every eval_steps while training continues (see docs/evaluation.md). `agentrl sft`: `ends`
     by default, if there is an eval_file."""
-    eval_steps: int = Field(default=5, ge=1)
-    """Steps between two evaluations."""
-    eval_timeout_seconds: float = Field(default=3600.0, gt=0)
-    """Timeout of an evaluation in seconds."""
     sync_sampling: bool = False
     """Alternate between sampling and training (max_staleness 0)."""
-    trained_scorer: Annotated[str | None, PLAIN] = Field(default=None, pattern=r"^[^@]+(@[^@]+)?$")
-    """Scorer whose scores are trained on, NAME or NAME@VERSION; groups wait until all their records
-    have its score (`agentrl store rescore`). By default the samplers' scores are used."""
     consumer: Annotated[str, PLAIN] = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
     """Name under which this trainer keeps its ledger. `trainer` publishes weights and admits
     samples; a trainer with another name reads the same records, writes only its own ledger, and
     needs its own output_dir."""
-    trainer_lease_seconds: float = Field(default=60.0, gt=1)
-    """Seconds until the trainer's lease on the run expires without a heartbeat."""
 
 
-class PublishSection(ConfigSection):
+class PublishSection(PublishTuning):
     """How new weights reach the servers."""
 
-    publish_mode: Literal["retract", "in_place", "abort"] = "retract"
-    """What happens to running generations. `retract`: recomputed under the new weights; `in_place`:
-    continued on the old cache; `abort`: interrupted, and resumed by the client."""
-    publish_timeout_seconds: float = Field(default=120.0, gt=0)
-    """Timeout of one server's update in seconds; a slower server is taken out of service."""
     weight_sync: Literal["disk", "distributed", "ipc"] = "disk"
     """How weights reach the servers. `disk`: as files on a shared file system; `distributed`:
     broadcast from the trainer's memory over a process group (NCCL between GPUs, gloo otherwise);
     `ipc`: SGLang on the trainer's GPU copies them from the trainer's memory, which `--share_gpus` on
     one GPU chooses by itself. With all but `disk`, complete files for servers that join later are
     written while training continues."""
-    weight_sync_host: Annotated[str, ADDRESS] = "127.0.0.1"
-    """Address of this machine at which servers reach the trainer for `--weight_sync
-    distributed`."""
-    weight_sync_bucket_mb: int = Field(default=256, ge=1)
-    """Maximum size of one broadcast, in MiB."""
-    keep_policies: int = Field(default=2, ge=1)
-    """Number of published weight directories that are kept, in addition to those in use."""

@@ -36,7 +36,7 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
     corrects = algorithm.importance_correction != "none" or algorithm.veto_threshold is not None
     if corrects and algorithm.proximal == "behavior":
         yield (
-            "--importance_correction and --veto_threshold compare the trainer's policy with the "
+            "--importance_correction and veto_threshold compare the trainer's policy with the "
             "sampler's; give --proximal recompute (or loglinear)"
         )
     if algorithm.proximal != "behavior" and algorithm.loss_calculator == "MINIRL":
@@ -50,7 +50,7 @@ def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
         )
     if algorithm.repeat_equal_probability < 1 and not algorithm.min_score_spread:
         yield (
-            "--repeat_equal_probability counts the groups that --min_score_spread drops, and 0 "
+            "repeat_equal_probability counts the groups that --min_score_spread drops, and 0 "
             "drops none; add --min_score_spread 0.1"
         )
     yield from _settings_without_effect(algorithm)

@@ -303,7 +303,7 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
     rollout = config.rollout
     for network in rollout.image_networks:
         if not _is_network(network):
-            yield f"--image_networks {network}: expected networks such as 10.1.0.0/16 or fd00::/8"
+            yield f"image_networks {network}: expected networks such as 10.1.0.0/16 or fd00::/8"
     if rollout.enable_repetition_compress:
         if rollout.new_context == "disabled":
             yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
@@ -320,11 +320,11 @@ def _tree_contradictions(config: RootConfig) -> Iterator[str]:
         if rollout.branch_rule != "random":
             yield f"--branch_rule {rollout.branch_rule} requires --rollouts tree"
         if rollout.branch_depth is not None:
-            yield "--branch_depth requires --rollouts tree"
+            yield "branch_depth requires --rollouts tree"
         return
     if (data.tree_roots or 1) >= data.num_generations:
         yield (
-            f"--rollouts tree: of --num_generations {data.num_generations}, --tree_roots "
+            f"--rollouts tree: of --num_generations {data.num_generations}, tree_roots "
             f"{data.tree_roots or 1} leave no rollout that could branch"
         )
     agents = config.agents
@@ -413,7 +413,7 @@ def colocation_contradictions(config: RootConfig) -> Iterator[str]:
         )
     if config.publish.publish_mode == "in_place":
         yield (
-            "--publish_mode in_place keeps the servers' cache, and --colocated releases it; use "
+            "publish_mode in_place keeps the servers' cache, and --colocated releases it; use "
             "retract or abort"
         )
     if config.publish.weight_sync == "distributed":
@@ -465,7 +465,7 @@ def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
             yield f"--agent_routes: {name}: the environment variable {variable} is not set"
     if agents.agent_gateway_host in ("0.0.0.0", "::"):
         yield (
-            f"--agent_gateway_host {agents.agent_gateway_host}: give a specific address, because "
+            f"agent_gateway_host {agents.agent_gateway_host}: give a specific address, because "
             "agents connect to it"
         )
 

@@ -61,7 +61,7 @@ def check_mesh(trainer: TrainerSection, num_ranks: int) -> None:
     if num_ranks % mesh_size:
         raise ConfigError(
             f"{num_ranks} trainer rank(s) do not match a mesh of --pp_size {trainer.pp_size} x "
-            f"--dp_replicate_size {trainer.dp_replicate_size} x --cp_size {trainer.cp_size} x "
+            f"dp_replicate_size {trainer.dp_replicate_size} x --cp_size {trainer.cp_size} x "
             f"--ep_size {trainer.ep_size} x --tp_size {trainer.tp_size}; start a multiple of "
             f"{mesh_size} (--num_processes), or choose smaller sizes"
         )

@@ -83,7 +83,7 @@ class APIServer:
             listener = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"--agent_gateway_host {host}: cannot listen there: {error.strerror or error}"
+                f"agent_gateway_host {host}: cannot listen there: {error.strerror or error}"
             ) from error
         server = cls(host, listener.getsockname()[1])
         uvicorn_server = _Server(

@@ -7,6 +7,7 @@ by its trainer's lease in the user's database.
 
 from collections.abc import Iterator
 
+from agentrl.config.flags import SETTINGS
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import ConfigError, StoreError
@@ -98,7 +99,7 @@ def changes_since(config: RootConfig, run: Run | None) -> list[str]:
             state = "all weights; resume it without --lora_rank"
         raise ConfigError(f"{name} trains {state}, or use another --run_name")
     changed = [
-        f"--{flag} {_shortened(before[flag])} -> {_shortened(now[flag])}"
+        f"{SETTINGS[flag].typed} {_shortened(before[flag])} -> {_shortened(now[flag])}"
         for section in _LEARNING_SECTIONS
         for flag in SECTIONS[section].model_fields
         if flag in before and flag not in _EXPECTED_CHANGES and before[flag] != now[flag]

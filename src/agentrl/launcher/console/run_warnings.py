@@ -123,7 +123,7 @@ class RunWarnings:
             text += (
                 "\n  if the reward fell in the preceding steps, the policy has collapsed and "
                 "will not recover: stop the run, and start a new one with a smaller "
-                "--learning_rate or with --dual_clip 3"
+                "--learning_rate or with dual_clip 3 (docs/advanced.md)"
             )
         return {"dropping": text}
 
@@ -152,6 +152,6 @@ def _score_warnings(missing: MissingScores) -> dict[str, str]:
         found["slow"] = (
             f"a scorer is slow: no score for {counted(missing.num_slow, 'record')} after "
             f"{SLOW_SECONDS:.0f} s: {missing.slow}; the samplers' logs show where it is, and "
-            "--scorer_timeout_seconds limits it"
+            "scorer_timeout_seconds (docs/advanced.md) limits it"
         )
     return found

@@ -110,7 +110,7 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "Clipped tokens of bad rollouts",
         "share of tokens",
         "The same share among tokens with a negative advantage.",
-        "Below 0.1; if it grows, add --dual_clip 3 or lower --learning_rate.",
+        "Below 0.1; if it grows, add dual_clip 3 or lower --learning_rate.",
     ),
     "drop_fraction": FigureWords(
         "Tokens out of range",
@@ -247,7 +247,7 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
     "merge_error": FigureWords(
         "Gradient error of merging",
         "relative error",
-        "Difference of the merged gradient from that of separate turns (--verify_merge).",
+        "Difference of the merged gradient from that of separate turns (verify_merge).",
         "Rounding only: 1e-4 in float32, 0.04 in bfloat16; beyond it the run stops with a report.",
     ),
     "skipped": FigureWords(
@@ -299,7 +299,7 @@ STEP_FIGURES: Mapping[str, FigureWords] = {
         "rollouts by rule",
         "Rollouts of later rounds of trees, by the rule that chose their turn; `none` started at the "
         "question.",
-        "Few are `none`; otherwise lower `--branch_depth`, or see `no_branch` of the records.",
+        "Few are `none`; otherwise lower `branch_depth`, or see `no_branch` of the records.",
     ),
     "branch_reuse": FigureWords(
         "Sampling saved by branches",
@@ -496,7 +496,7 @@ SAMPLER_FIGURES: Mapping[str, FigureWords] = {
         "rollouts by rule",
         "Finished rollouts of later rounds of trees, by the rule that chose their turn; `none` "
         "started at the question.",
-        "Few are `none`; otherwise lower `--branch_depth`, or see `no_branch` of the records.",
+        "Few are `none`; otherwise lower `branch_depth`, or see `no_branch` of the records.",
     ),
     "branches": FigureWords(
         "Branches",

@@ -1,4 +1,4 @@
-"""Checks merged training inside a run (`--verify_merge`): a step's gradient in two packings.
+"""Checks merged training inside a run (`verify_merge`): a step's gradient in two packings.
 
 Separate turns go through transformers' own model, one per forward pass: no code for token trees is on
 both sides.

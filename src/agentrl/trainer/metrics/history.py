@@ -78,7 +78,7 @@ class StepMetrics(BaseModel):
     tflops: float | None = None
     """Model TFLOP/s of one device in forward and backward passes."""
     mfu: float | None = None
-    """`tflops` over the device's peak, if that is known or given (`--peak_tflops`)."""
+    """`tflops` over the device's peak, if that is known or given (`peak_tflops`)."""
     route_conflicts: int = 0
     """Tokens that the servers of several records sent to different experts (`--router_replay`)."""
     merge_error: float | None = None

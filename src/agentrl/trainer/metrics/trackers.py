@@ -21,7 +21,7 @@ from accelerate.tracking import (
     WandBTracker,
 )
 
-from agentrl.config.flags import FLAGS
+from agentrl.config.flags import SETTINGS
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
@@ -89,7 +89,7 @@ def open_values(config: RootConfig) -> dict[str, str | int | float | bool]:
     return {
         name: value if isinstance(value, str | int | float | bool) else str(value)
         for name, value in flat_values(config).items()
-        if FLAGS[name].section in _SENT_SECTIONS and value is not None
+        if SETTINGS[name].section in _SENT_SECTIONS and value is not None
     }
 
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 import yaml
 
 from agentrl.config.atomic_file import atomic_file
-from agentrl.config.flags import FLAGS
+from agentrl.config.flags import SETTINGS
 from agentrl.config.foreign_values import check_foreign
 from agentrl.config.loading import flat_values, load_config
 from agentrl.config.named_files import YamlAsTyped
@@ -248,12 +248,12 @@ def _portable(config: RootConfig) -> dict[str, Any]:
         for name, value in flat_values(config).items()
         if _is_of_step(name)
         and value not in (None, "", [])
-        and (FLAGS[name].is_plain(value) or name in STEP_FLAGS)
+        and (SETTINGS[name].is_plain(value) or name in STEP_FLAGS)
     }
 
 
 def _is_of_step(name: object) -> bool:
-    return name in _RUN_FLAGS or (name in FLAGS and FLAGS[name].section in _SECTIONS)
+    return name in _RUN_FLAGS or (name in SETTINGS and SETTINGS[name].section in _SECTIONS)
 
 
 def _kept_weights(output: Path, first: int, last: int) -> Iterator[Path]:

@@ -133,7 +133,7 @@ class RecordImages:
             record = next(iter(turn_of_image.values())).record_id
             raise TrainingError(
                 f"record {record} shows images, but the model reads text only; train on questions "
-                "and tools without images (--max_images 0), or train a vision model"
+                "and tools without images (max_images 0), or train a vision model"
             )
         found = {key: self._cache[key] for key in turn_of_image if key in self._cache}
         missing = [key for key in turn_of_image if key not in found]
@@ -194,7 +194,7 @@ class TeacherWait:
             raise TrainingError(
                 f"complete groups have waited {self._max_seconds:.0f} s for teacher {name}; start "
                 f"`agentrl teach RUN --teacher {name}=MODEL` and resume the run, or raise "
-                "--teacher_wait_seconds"
+                "teacher_wait_seconds"
             )
         return now - since
 

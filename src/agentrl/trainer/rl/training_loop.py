@@ -269,7 +269,7 @@ class TrainingRun:
         """Merge, weight and pack the groups of a step as the flags say.
 
         Raises:
-            TrainingError: with `--verify_merge`, merging changes the gradient.
+            TrainingError: with `verify_merge`, merging changes the gradient.
         """
         self._phase.enter("training")
         with self._history.timed("prepare", self._seconds):
@@ -404,7 +404,7 @@ class TrainingRun:
 
         Raises:
             ConfigError: the row has a mistake.
-            StoreError: the conversations did not finish within `--eval_timeout_seconds`.
+            StoreError: the conversations did not finish within `eval_timeout_seconds`.
         """
         row = {"query": question} if isinstance(question, str) else question
         return await ask(

@@ -10,6 +10,7 @@ import pytest
 from harness.scripted_engine import ScriptedEngine, serve_script
 from harness.server_heartbeats import kept_registered
 from harness.tiny_tokenizer import write_tokenizer
+from support.command_lines import words_of
 from support.patience import PATIENCE
 from support.play import begin_run, run_tool_server, service, tool_call
 from support.scrape import scrape_until
@@ -64,7 +65,7 @@ def start(
             "tool_timeout_seconds": FOREVER,
             **flags,
         }
-        argv = [f"--{name}={value}" for name, value in values.items()]
+        argv = words_of(values, tmp_path)
         with (tmp_path / f"sampler-{len(started)}.log").open("wb") as log:
             process = subprocess.Popen([sys.executable, "-c", STARTER, *argv], stderr=log)
         started.append(process)

@@ -161,7 +161,7 @@ def test_offline_runs_are_written_without_a_secret(name: str, tmp_path: Path) ->
         "report_to": name,
         "output_dir": tmp_path / "out",
     }
-    del flags["mcp_servers"]
+    del flags["mcp_servers"], flags["inference_api_key"]
     environment = {
         **os.environ,
         "WANDB_MODE": "offline",
@@ -169,6 +169,7 @@ def test_offline_runs_are_written_without_a_secret(name: str, tmp_path: Path) ->
         "SWANLAB_LOG_LEVEL": "warning",
         "HOME": str(tmp_path),
         "MONGODB_URI": SECRETS["db_connection_string"],
+        "AGENTRL_API_KEY": SECRET,
     }
     done = subprocess.run(
         [sys.executable, "-c", _OFFLINE, *(f"--{key}={value}" for key, value in flags.items())],
@@ -217,6 +218,7 @@ def test_a_local_store_holds_a_run_that_was_resumed_with_other_flags(
         "HOME": str(tmp_path),
         "TRACKIO_DIR": str(tmp_path / "trackio"),
         "MONGODB_URI": SECRETS["db_connection_string"],
+        "AGENTRL_API_KEY": SECRET,
     }
 
     def run(code: str, *arguments: str) -> str:
@@ -233,7 +235,11 @@ def test_a_local_store_holds_a_run_that_was_resumed_with_other_flags(
         return done.stdout
 
     flags = {
-        **{key: value for key, value in SECRETS.items() if key != "mcp_servers"},
+        **{
+            key: value
+            for key, value in SECRETS.items()
+            if key not in ("mcp_servers", "inference_api_key")
+        },
         "inference_backend": "sglang",
         "run_name": "tracked",
         "report_to": name,

@@ -195,7 +195,7 @@ class FrontEnd:
         if roots and not any(resolved.is_relative_to(root.resolve()) for root in roots):
             raise InferenceError(
                 f"{path} is outside the directories that this server loads weights from "
-                "(--weight-root; in a run, its output directory and --weight_roots)"
+                "(--weight-root; in a run, its output directory and weight_roots)"
             )
 
     async def load_adapter(self, name: str, path: str) -> None:
