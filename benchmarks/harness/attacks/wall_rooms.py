@@ -332,6 +332,8 @@ def _command(wall: Wall, given: Given, words: list[str], user: int | None) -> li
     # A stranger reads nothing of this user's environments, and the program needs none of them.
     content["mounts"] = [one for one in content["mounts"] if one[3]]
     content["mounts"].append([program, program, False, False])
+    # What no figure shows counts where the machine is short of memory, which it is not to be here.
+    content["spare_bytes"] = sys.maxsize
     if user is not None:
         os.chown(str(wall.scratch), user, user)
         os.chmod(Path(str(wall.scratch)).parent, 0o711)

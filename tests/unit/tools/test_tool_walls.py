@@ -95,18 +95,16 @@ def test_a_program_writes_only_to_folders_of_its_own(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
     packages = sysconfig.get_path("purelib")
-    data, scratch = str(tmp_path / "work/data"), str(tmp_path / "scratch")
-    everywhere = (data, packages, str(tmp_path / "home"), str(tmp_path), scratch, "/tmp", "/run")
-    work = str(tmp_path / "work")
-    wall = wall_of("python ./data")
-    assert printed_by(wall, tmp_path / "scratch", WRITE, *everywhere, work) == [
-        *(scratch, "/tmp", "/run"),
-        work,
-    ]
-    # Its working directory is a private one: nothing of it is left behind.
-    assert not (tmp_path / "work/left").exists()
+    data, home, work = (str(tmp_path / name) for name in ("work/data", "home", "work"))
+    scratch = tmp_path / "scratch"
+    everywhere = (data, packages, home, work, str(scratch), "/tmp", "/run", "/usr", "/etc", "/")
+    written = printed_by(wall_of("python ./data"), scratch, WRITE, *everywhere)
+    assert not {data, packages, home, "/usr", "/etc", "/"} & set(written)
+    assert {work, str(scratch), "/tmp", "/run"} <= set(written)
+    # Its working directory and /tmp are private ones: nothing of them is left behind.
+    assert [*tmp_path.rglob("left")] == [scratch / "left"]
     wall = wall_of("python ./data", "--tool_writable_paths", "data")
-    assert data in printed_by(wall, tmp_path / "scratch", WRITE, *everywhere)
+    assert data in printed_by(wall, scratch, WRITE, *everywhere)
     assert (tmp_path / "work/data/left").exists()
 
 
@@ -136,6 +134,26 @@ def test_a_program_writes_only_to_folders_of_its_own(
 def test_what_shows_too_much_is_refused_by_name(words: str, flags: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         wall_of(words, *flags.split())
+
+
+def test_a_link_that_a_program_planted_in_its_folder_opens_nothing(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "work/data/out").symlink_to(tmp_path / "home/.ssh")
+    flags = ("--tool_writable_paths", "data", "--tool_visible_paths", "data/out")
+    assert read_by(wall_of("python ./data", *flags), files, tmp_path / "scratch") == {
+        "work/data/goods.json"
+    }
+
+
+def test_a_command_that_is_a_link_runs_as_that_link(files: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "work/tool").symlink_to(tmp_path / "work/server.py")
+    wall = wall_of("python ./tool")
+    look = (
+        "import json, os, sys; print(json.dumps([os.path.realpath(one) for one in sys.argv[1:]]))"
+    )
+    given = tmp_path / "work/tool"
+    assert printed_by(wall, tmp_path / "scratch", look, given) == [str(files["work/server.py"])]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

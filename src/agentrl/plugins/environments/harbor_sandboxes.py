@@ -121,7 +121,8 @@ class ProcessSandbox:
         files = self._root / "files"
         wall = Wall(
             memory_bytes=self._memory_bytes,
-            places={f"/{path.name}": path for path in files.iterdir()},
+            # A snapshot may come from a database of somebody else, with links in place of folders.
+            places={f"/{one.name}": one for one in files.iterdir() if not one.is_symlink()},
             directory=self._directory,
             network=self._network,
         )

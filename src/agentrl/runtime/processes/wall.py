@@ -81,6 +81,7 @@ class Wall:
             "network": self.network,
             "memory_bytes": self.memory_bytes,
             "disk_bytes": self.disk_bytes,
+            "spare_bytes": _spare_bytes(),
             "namespaces": wall_gap() is None,
         }
         return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *argv]
@@ -103,22 +104,20 @@ class Wall:
         if self.scratch is not None:
             own[self._home] = self.scratch
         found = {target: (os.path.realpath(path), True) for target, path in own.items()}
-        # Folders before what lies in them.
-        for path, is_writable in sorted(_at_both_ends(shown)):
-            above = [found[str(one)] for one in path.parents if str(one) in found]
-            is_shown = any(writable_above >= is_writable for _, writable_above in above)
-            if not (is_shown or str(path) in own or f"{path}/".startswith(_SYSTEM)):
-                found[str(path)] = (os.path.realpath(path), is_writable)
+        # Folders before what lies in them: a link in a folder that is shown is the program's to change,
+        # and opens nothing.
+        for path, is_writable in sorted(shown.items()):
+            given = Path(os.path.abspath(path.expanduser()))
+            above = (found[str(one)] for one in given.parents if str(one) in found)
+            if not given.exists() or any(is_above >= is_writable for _, is_above in above):
+                continue
+            real = str(given.resolve())
+            for target in (str(given), real):
+                _, is_open = found.get(target, (real, False))
+                if not f"{target}/".startswith(_SYSTEM):
+                    found[target] = (real, is_writable or is_open)
         for target in sorted(found, key=lambda one: (one in own, one)):
             yield (found[target][0], target, found[target][1], target in own)
-
-
-def _at_both_ends(shown: Mapping[Path, bool]) -> Iterator[tuple[Path, bool]]:
-    """Yield existing paths as they are written and, if a link is part of one, as they are."""
-    for path, is_writable in shown.items():
-        absolute = Path(os.path.abspath(path.expanduser()))
-        if absolute.exists():
-            yield from {(absolute, is_writable), (absolute.resolve(), is_writable)}
 
 
 def named_paths(words: Sequence[str]) -> Iterator[Path]:
@@ -178,6 +177,11 @@ def _environment_of(program: Path) -> Iterator[Path]:
         if not link.is_symlink():
             return
         link = link.parent / link.readlink()
+
+
+def _spare_bytes() -> int:
+    """Return how little free memory makes the machine short of it: an eighth."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 3
 
 
 def inherited_environment() -> dict[str, str]:
@@ -254,6 +258,7 @@ def wall_gap() -> str | None:
             "namespaces": True,
             "memory_bytes": TOOL_MEMORY_BYTES,
             "disk_bytes": TOOL_DISK_BYTES,
+            "spare_bytes": 0,
         }
         argv = [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan)]
         probe = subprocess.run(

@@ -170,7 +170,14 @@ def _first_process(
 
 def _enter_root(plan: dict[str, Any], ids: int | None) -> None:
     """Make the plan's root and enter it; nothing of the former root can be reached afterwards."""
-    opened = [(os.open(source, os.O_PATH), *rest) for source, *rest, _ in plan["mounts"]]
+    links = [
+        (real, path) for real, path, _, is_own in plan["mounts"] if not is_own and real != path
+    ]
+    opened = [
+        (os.open(source, os.O_PATH), target, writable)
+        for source, target, writable, _ in plan["mounts"]
+        if (source, target) not in links
+    ]
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     root = "/tmp"  # exists everywhere
     size = f"mode=0755,size={plan['memory_bytes']},nr_inodes={_MAX_FILES}"
@@ -188,6 +195,9 @@ def _enter_root(plan: dict[str, Any], ids: int | None) -> None:
             _show(os.open(path, os.O_PATH), root + path, None, writable=False)
     for source, target, writable in opened:
         _show(source, root + target, ids, writable=writable)
+    for real, path in links:
+        _make_folder(root + os.path.dirname(path))
+        os.symlink(real, root + path)
     _write_users(root, plan["home"])
     _make_devices(root)
     os.makedirs(root + "/proc")
@@ -202,10 +212,7 @@ def _enter_root(plan: dict[str, Any], ids: int | None) -> None:
 def _show(source: int, target: str, ids: int | None, *, writable: bool) -> None:
     """Mount an open path on a target, which is made first."""
     is_folder = stat.S_ISDIR(os.fstat(source).st_mode)
-    folder = target if is_folder else os.path.dirname(target)
-    if os.path.realpath(folder) != folder:
-        raise OSError(errno.ELOOP, f"{target} lies behind a link")
-    os.makedirs(folder, exist_ok=True)
+    _make_folder(target if is_folder else os.path.dirname(target))
     if not is_folder:
         with suppress(FileExistsError):
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -214,6 +221,12 @@ def _show(source: int, target: str, ids: int | None, *, writable: bool) -> None:
         _mount(given, target, None, _MS_BIND | _MS_REC)
     _set_attributes(target, _ATTR_NOSUID | (0 if writable else _ATTR_RDONLY), recursive=True)
     os.close(source)
+
+
+def _make_folder(path: str) -> None:
+    if os.path.realpath(path) != path:
+        raise OSError(errno.ELOOP, f"{path} lies behind a link")
+    os.makedirs(path, exist_ok=True)
 
 
 def _mount_shifted(source: str, target: str, ids: int, *, must: bool) -> bool:
@@ -342,11 +355,12 @@ class _Bounds:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._memory_bytes, self._disk_bytes = plan["memory_bytes"], plan["disk_bytes"]
+        self._spare_bytes = plan["spare_bytes"]
         self._folders = [target for _, target, _, is_own in plan["mounts"] if is_own]
         self._free: dict[str, int] = {}
         self._named = 0
         self._used = -1
-        self._shared_before = _shared_memory()
+        self._shared_before, _ = _machine_memory()
         self.tick = _MIN_TICK_SECONDS
 
     def excess(self) -> str | None:
@@ -356,8 +370,11 @@ class _Bounds:
         memory = _memory_of(processes, in_memory, precise=False)
         if memory > self._memory_bytes:
             memory = _memory_of(processes, in_memory, precise=True)
-        grown = _shared_memory() - self._shared_before
-        if grown > self._memory_bytes and any(map(_holds_hidden, processes)):
+        # What cannot be measured counts where it matters: other programs share the machine's figure.
+        shared, free = _machine_memory()
+        grown = shared - self._shared_before
+        is_short = free < self._spare_bytes
+        if grown > self._memory_bytes and is_short and any(map(_holds_hidden, processes)):
             memory = grown
         if memory > self._memory_bytes:
             return f"its processes use more than {self._memory_bytes >> 20} MiB of memory"
@@ -447,10 +464,11 @@ def _memory_of(processes: list[str], nameless: int, *, precise: bool) -> int:
     return own + max(mapped, in_files)
 
 
-def _shared_memory() -> int:
-    """Return the bytes of memory on this machine that files hold, with and without a name."""
+def _machine_memory() -> tuple[int, int]:
+    """Return the bytes of memory of this machine that files hold, and those that are free."""
     with open("/proc/meminfo", "rb") as file:
-        return _kibibytes(file.read(), b"Shmem:") << 10
+        text = file.read()
+    return _kibibytes(text, b"Shmem:") << 10, _kibibytes(text, b"MemAvailable:") << 10
 
 
 def _holds_hidden(process: str) -> bool:
