@@ -405,7 +405,7 @@ def test_a_bundle_of_steps_is_replayed_without_the_run(
     assert main(words) == 0
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with unpacked(file) as bundle, bundled_store(bundle.config) as uri:
+    with unpacked(file, {}) as bundle, bundled_store(bundle.config) as uri:
         assert str(run.folder) not in (bundle.config.run.output_path / "config.yaml").read_text()
         found = replay(bundle.config, uri, *bundle.steps)
     assert found is not None
