@@ -25,16 +25,18 @@ from agentrl.errors import CallTimedOut, InvalidResult, ToolError, UnreadableRep
 from agentrl.runtime.http.bounded_replies import density, num_marks, read_reply
 from agentrl.runtime.http.http_clients import open_client
 from agentrl.runtime.retries import retried
-from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, listing_problem
+from agentrl.tools.servers.admission import (
+    MAX_MESSAGE_BYTES,
+    STATUS_LOST,
+    STATUS_NOT_SENT,
+    describe,
+    listing_problem,
+)
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig, http_headers
-from agentrl.tools.servers.server_failures import describe
 
 logger = logging.getLogger(__name__)
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# Statuses with which a server or proxy reports that it did not process the request.
-_STATUS_NOT_SENT = (429, 503)
-_STATUS_LOST = (500, 502, 504)
 _STATUS_REFUSED = (401, 403)
 
 
@@ -151,8 +153,8 @@ class Aggregator:
     def _parsed(self, method: str, path: str, status: int, reply: bytes) -> object:
         if status in _STATUS_REFUSED:
             raise self._error("refused the request", _RequestFailed(f"HTTP {status}", sent=False))
-        if status in (*_STATUS_NOT_SENT, *_STATUS_LOST):
-            raise _RequestFailed(f"HTTP {status}", sent=status in _STATUS_LOST)
+        if status in (*STATUS_NOT_SENT, *STATUS_LOST):
+            raise _RequestFailed(f"HTTP {status}", sent=status in STATUS_LOST)
         if (reason := density(num_marks(reply))) is not None:
             raise self._unreadable(method, path, reason)
         try:

@@ -12,7 +12,7 @@ from support.patience import PATIENCE
 
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
-from agentrl.tools.servers.server_failures import describe
+from agentrl.tools.servers.admission import describe
 
 SERVER = str(Path(__file__).parent / "odd_server.py")
 ConfigFor = Callable[..., ToolsConfig]

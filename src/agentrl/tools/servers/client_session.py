@@ -25,10 +25,9 @@ from agentrl.errors import ToolError
 from agentrl.runtime.package_version import package_version
 from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.wall import ScratchDirectory, remove_folder, scratch_directory
-from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES
+from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, describe
 from agentrl.tools.servers.http_transport import FailureReportingTransport
 from agentrl.tools.servers.server_config import ROLLOUT_DIR, McpServer, ToolsConfig, http_headers
-from agentrl.tools.servers.server_failures import describe
 from agentrl.tools.servers.stdio_transport import StdioServer, stdio_transport
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,10 @@ from pydantic import ValidationError
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError
 from agentrl.runtime.retries import retried
-from agentrl.tools.servers.admission import FAILURE_KEY, MAX_TOOLS, listing_problem
+from agentrl.tools.servers.admission import FAILURE_KEY, MAX_TOOLS, describe, listing_problem
 from agentrl.tools.servers.client_session import McpSession
 from agentrl.tools.servers.result_content import with_linked_resources
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig
-from agentrl.tools.servers.server_failures import describe
 
 logger = logging.getLogger(__name__)
 

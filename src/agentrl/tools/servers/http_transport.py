@@ -16,8 +16,13 @@ import httpx2
 from yarl import URL
 
 from agentrl.runtime.http.bounded_replies import density, num_marks
-from agentrl.tools.servers.admission import FAILURE_KEY, MAX_MESSAGE_BYTES
-from agentrl.tools.servers.server_failures import describe
+from agentrl.tools.servers.admission import (
+    FAILURE_KEY,
+    MAX_MESSAGE_BYTES,
+    STATUS_LOST,
+    STATUS_NOT_SENT,
+    describe,
+)
 
 Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]
 """`not_sent`: it never reached the server. `lost`: it was sent, but no response was received.
@@ -30,9 +35,6 @@ _SESSION_HEADER = "mcp-session-id"
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 # Servers close idle connections after 5 s; reusing one at that moment fails.
 _KEEPALIVE_SECONDS = 3.0
-# Statuses with which a server or proxy reports that it did not process the request.
-_STATUS_NOT_SENT = (429, 503)
-_STATUS_LOST = (500, 502, 504)
 _ACCEPTED = 202
 _EVENT_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 _MAX_END_BYTES = 3  # but for the last byte
@@ -189,9 +191,9 @@ def _is_jsonrpc(response: httpx2.Response) -> bool:
 
 
 def _status_failure(status: int) -> Failure:
-    if status in _STATUS_NOT_SENT:
+    if status in STATUS_NOT_SENT:
         return "not_sent"
-    return "lost" if status in _STATUS_LOST else "refused"
+    return "lost" if status in STATUS_LOST else "refused"
 
 
 def _failure(request: httpx2.Request, failure: Failure, message: str) -> httpx2.Response:
