@@ -7,7 +7,7 @@
 `packed` are the same turns, unmerged, in rows of up to `--max_tokens` tokens with variable-length flash
 attention, through the layers of transformers; LM head and loss are those of `merged`, and the layers
 are compiled alike. Both train on the same target tokens. Further ways differ from `merged` by their
-attention, by leaving the compiler out, or by merging within records only (`apart`, `--merge linear`).
+attention, by leaving the compiler out, or by merging within records only (`apart`).
 
 Every model runs in a process of its own, and every row is written as soon as it is measured. Seconds
 are the fastest of `--repeats` passes after two that warm up. `mfu`: floating-point operations of the

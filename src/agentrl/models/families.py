@@ -12,5 +12,5 @@ _BY_LAYERS = {
 }
 TREE_FAMILIES = frozenset(name for names in _BY_LAYERS.values() for name in names.split())
 """Their gradients on token trees are those of separate turns."""
-STAGE_FAMILIES = TREE_FAMILIES - {"bamba", "falcon_h1", "gemma4_text"}
+STAGE_FAMILIES = TREE_FAMILIES - {"bamba", "falcon_h1", "gemma4_text", "olmo"}
 """Their layers pass on only hidden states, so that a pipeline may divide them."""
