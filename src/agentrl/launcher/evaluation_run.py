@@ -27,11 +27,9 @@ from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import check_inputs
 from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.console.progress_display import QUIET_SECONDS
-from agentrl.launcher.console.run_console import run_console
+from agentrl.launcher.console.progress_display import QUIET_SECONDS, RunWarnings
 from agentrl.launcher.console.run_panel import duration
-from agentrl.launcher.console.run_report import print_gpus, report_if_slow, say
-from agentrl.launcher.console.run_warnings import RunWarnings
+from agentrl.launcher.console.run_report import print_gpus, report_if_slow, run_console, say
 from agentrl.launcher.model_limits import fitted_to_model
 from agentrl.models.checkpoints.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory

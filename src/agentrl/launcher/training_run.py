@@ -34,7 +34,6 @@ from agentrl.launcher.cluster.resume_checks import (
     check_owner,
 )
 from agentrl.launcher.console.progress_display import ProgressDisplay
-from agentrl.launcher.console.run_console import run_console
 from agentrl.launcher.console.run_report import (
     add_to_summary,
     finished,
@@ -43,6 +42,7 @@ from agentrl.launcher.console.run_report import (
     print_locations,
     print_missing_scores,
     report_if_slow,
+    run_console,
     say,
 )
 from agentrl.launcher.model_limits import fitted_to_model
@@ -245,16 +245,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     await _start_sampling(console, cluster, store)
     trainer = await cluster.start_trainer()
     say(console, f"logs in {config.run.logs_dir}/, the trainer's is {trainer.log_path}")
-    display = ProgressDisplay(
-        console,
-        store,
-        run_name=config.run.run_name,
-        metrics_path=config.run.output_path / "metrics.jsonl",
-        max_steps=config.trainer.max_steps,
-        num_generations=config.data.num_generations,
-        max_new_tokens=config.sampling.max_new_tokens,
-        restarts=lambda: cluster.num_restarts,
-    )
+    display = ProgressDisplay(console, store, config, lambda: cluster.num_restarts)
     follower = asyncio.create_task(display.follow())
     try:
         status = await _until_trained(cluster, trainer, display)

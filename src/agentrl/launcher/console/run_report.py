@@ -1,10 +1,18 @@
-"""Console messages of the launcher: waiting, the result, and the reason for a failure."""
+"""The console of a run, and the launcher's messages on it: waiting, the result, and the reason for a failure.
+
+The console outlives the reader of its output. A closed pipe (`| head`, a `tee` that Ctrl-C ended), a lost
+terminal and a full disk end the output, and neither the run nor the orderly end of its processes.
+"""
 
 import asyncio
 import json
+import logging
+import os
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 
@@ -17,6 +25,47 @@ from agentrl.store import TrajectoryStore
 
 SLOW_SECONDS = 5.0
 """How long the console may stay silent before the first process runs; most starts take less."""
+
+logger = logging.getLogger(__name__)
+
+
+def run_console() -> Console:
+    """Return a console on standard output whose write errors are logged once, and not raised."""
+    return Console(file=cast(TextIO, FailSafeOutput(sys.stdout)))
+
+
+class FailSafeOutput:
+    """A text stream that discards its text after the first write error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str, /) -> int:
+        """Write the text, or discard it."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._discard(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, or discard it."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._discard(error)
+
+    def _discard(self, error: OSError) -> None:
+        # The buffer keeps the text of a failed write and writes it again, at exit at the latest.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+        logger.warning(
+            "standard output: %s; the run continues, and Ctrl-C or SIGTERM stops it", error.strerror
+        )
 
 
 def say(console: Console, text: str, style: str = "") -> None:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from support.stored import claim, make_task, play
 
+from agentrl.config.loading import load_config
 from agentrl.launcher.console import progress_display
 from agentrl.launcher.console.progress_display import ProgressDisplay, draws_in_place
 from agentrl.schema import Run, RunPhase
@@ -34,9 +35,8 @@ class Followed:
     def __init__(self, store: TrajectoryStore, path: Path) -> None:
         self._text = io.StringIO()
         console = Console(file=self._text, width=80)
-        self.display = ProgressDisplay(
-            console, store, run_name="demo", metrics_path=path, max_steps=9, restarts=dict
-        )
+        config = load_config({"output_dir": str(path), "max_steps": "9", "num_generations": "1"})
+        self.display = ProgressDisplay(console, store, config)
 
     async def until(self, words: str) -> list[str]:
         """Return the lines once `words` were said."""
@@ -57,7 +57,7 @@ async def test_without_a_terminal_there_is_a_line_a_step_and_one_a_phase_before(
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(metrics_line(1, time.time() - 100))  # of the run's earlier life
-    followed = Followed(store, path)
+    followed = Followed(store, tmp_path)
     following = asyncio.create_task(followed.display.follow())
     try:
         await followed.until("starting the processes")
@@ -109,7 +109,7 @@ async def test_the_last_evaluations_are_read_from_the_store(
         tag = f"eval@{version}"
         tasks = [make_task(n, split="eval", tag=tag) for n in (2 * version, 2 * version + 1)]
         await store.tasks.add(tasks)
-    display = Followed(store, tmp_path / "none").display
+    display = Followed(store, tmp_path).display
     for _ in range(6):
         await play(store, await claim(store), score=0.5)
     await display.update()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agentrl.launcher.console.run_console import FailSafeOutput, run_console
+from agentrl.launcher.console.run_report import FailSafeOutput, run_console
 
 
 def test_a_closed_pipe_is_reported_once_and_never_raised(caplog: pytest.LogCaptureFixture) -> None:

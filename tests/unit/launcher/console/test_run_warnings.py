@@ -3,8 +3,8 @@
 import pytest
 from support.stored import claim, fill, make_task, make_turn, play
 
-from agentrl.launcher.console import run_warnings
-from agentrl.launcher.console.run_warnings import RunWarnings
+from agentrl.launcher.console import progress_display
+from agentrl.launcher.console.progress_display import RunWarnings
 from agentrl.runtime.invocation import typed_command
 from agentrl.schema import Control, Policy, Run, SamplerInfo, Score
 from agentrl.schema.training import EQUAL_SCORES
@@ -16,7 +16,7 @@ from agentrl.store.views.learning_signal import LearningSignal, ScoredAnswer
 
 @pytest.fixture(autouse=True)
 def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_warnings, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(progress_display, "CHECK_SECONDS", 0.0)
 
 
 async def test_every_trouble_is_said_once(store: TrajectoryStore) -> None:
@@ -213,7 +213,7 @@ async def test_few_first_answers_are_reported_after_some_minutes(
         await play(store, await claim(store), score=0.0)
     await store.runs.set_phase("sampling")
     assert await first_answers(warnings) is None
-    monkeypatch.setattr(run_warnings, "FIRST_ANSWERS_SECONDS", 0.0)
+    monkeypatch.setattr(progress_display, "FIRST_ANSWERS_SECONDS", 0.0)
     found = await first_answers(warnings)
     assert found is not None
     assert found.figures.num_answers == 8
@@ -222,8 +222,8 @@ async def test_few_first_answers_are_reported_after_some_minutes(
 async def test_single_answers_to_several_questions_that_differ_are_a_signal(
     store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_warnings, "FIRST_ANSWERS_SECONDS", 0.0)
-    monkeypatch.setattr(run_warnings, "MIN_ANSWERS", 2)
+    monkeypatch.setattr(progress_display, "FIRST_ANSWERS_SECONDS", 0.0)
+    monkeypatch.setattr(progress_display, "MIN_ANSWERS", 2)
     await store.runs.create(Run(name="test", status="training", admitted_groups=99))
     await store.tasks.add(make_task(number, num_generations=2) for number in range(2))
     held = [await claim(store) for _ in range(4)]  # two attempts at each question
@@ -271,8 +271,8 @@ async def test_replies_without_an_answer_are_shown_as_they_came(store: Trajector
 async def test_shares_of_questions_name_unequal_numbers_of_attempts(
     store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_warnings, "FIRST_ANSWERS_SECONDS", 0.0)
-    monkeypatch.setattr(run_warnings, "MIN_ANSWERS", 3)
+    monkeypatch.setattr(progress_display, "FIRST_ANSWERS_SECONDS", 0.0)
+    monkeypatch.setattr(progress_display, "MIN_ANSWERS", 3)
     config = {"max_new_tokens": 64}
     await store.runs.create(Run(name="test", status="training", admitted_groups=9, config=config))
     await store.tasks.add(make_task(number, num_generations=3) for number in range(2))
