@@ -106,8 +106,8 @@ class Wall:
         found = {target: (os.path.realpath(path), True) for target, path in own.items()}
         # Folders before what lies in them: a link in a folder that is shown is the program's to change,
         # and opens nothing.
-        for path, is_writable in sorted(shown.items()):
-            given = Path(os.path.abspath(path.expanduser()))
+        named = ((os.path.abspath(path.expanduser()), one) for path, one in shown.items())
+        for given, is_writable in sorted((Path(path), one) for path, one in named):
             above = (found[str(one)] for one in given.parents if str(one) in found)
             if not given.exists() or any(is_above >= is_writable for _, is_above in above):
                 continue
