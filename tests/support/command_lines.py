@@ -18,7 +18,7 @@ def words_of(settings: Mapping[str, object], folder: Path) -> list[str]:
     flags = dict(settings)
     advanced = {name: str(flags.pop(name)) for name in settings if name in ADVANCED - {*ORIGINAL}}
     if advanced:
-        given = read_yaml(Path(str(flags["config"]))) if "config" in flags else {}
+        given = read_yaml(folder / str(flags["config"])) if "config" in flags else {}
         text = yaml.safe_dump(nested(given | advanced))
         file = folder / f"settings-{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
