@@ -24,7 +24,7 @@ from typing import Any
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry
 from agentrl.datasets.row_files import open_row_file
-from agentrl.datasets.row_shapes import RowShape, shape_of
+from agentrl.datasets.row_shapes import shape_of
 from agentrl.schema.answer_form import TAG, asked_schema, is_answer_schema, is_asked
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
 
@@ -99,9 +99,11 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path | No
     if not isinstance(entry, dict):
         raise BadEntry("expected a JSON object")
     entry = with_own_names(entry)
-    shape = known_shape(entry, defaults)
+    # A row that names its scorer is in the format of question files: the scorer may need its fields.
+    is_own = defaults.row_format == "plain" or entry.get("scorer")
+    shape = None if is_own else shape_of(entry)
     if shape is not None:
-        entry = {**entry, **_fields_of(shape, entry, defaults, folder)}
+        entry |= shape.fields(entry, folder, has_scorer=bool(defaults.default_scorer))
     identity = _first(entry, _ID_KEYS)
     query, system_prompt = _query(entry), _system_prompt(entry, defaults)
     _check_chars(len(query) + len(system_prompt))  # before they are searched
@@ -128,28 +130,6 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path | No
     )
     _check_size(question)
     return question
-
-
-def known_shape(entry: Mapping[str, Any], defaults: DataSection) -> RowShape | None:
-    """Return the data set's shape of an entry with own names, or None where it is taken as it is.
-
-    A row that names its scorer is in the format of question files: the scorer may need its fields.
-    """
-    if defaults.row_format == "plain" or entry.get("scorer"):
-        return None
-    return shape_of(entry)
-
-
-def _fields_of(
-    shape: RowShape, entry: Mapping[str, Any], defaults: DataSection, folder: Path | None
-) -> dict[str, Any]:
-    if shape.runs_code and not defaults.default_scorer:
-        raise BadEntry(
-            f"a program with unit tests ({shape.name}): no built-in scorer runs what a model writes; "
-            "give --scorer_module and --default_scorer with one that does, in a sandbox, or convert "
-            "the tasks and give --env harbor:FOLDER"
-        )
-    return {key: value for key, value in shape.fields(entry, folder).items() if value is not None}
 
 
 def with_own_names(entry: Mapping[str, Any]) -> dict[str, Any]:

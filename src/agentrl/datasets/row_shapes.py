@@ -175,11 +175,6 @@ class RowShape:
         return self.reader.explanation.format(self.at)
 
     @property
-    def runs_code(self) -> bool:
-        """Whether a scorer has to run the model's program, which none does unless the user chose it."""
-        return self.reader.answer_schema == FENCE
-
-    @property
     def rank(self) -> tuple[int, int]:
         """The numbers of columns and of values that it needs."""
         return len(self.present), len(self.values)
@@ -188,10 +183,19 @@ class RowShape:
         """Return whether the values of a row with its columns are as needed."""
         return all(is_right(row[column]) for column, is_right in self.values.items())
 
-    def fields(self, row: Row, folder: Path | None) -> dict[str, Any]:
-        """Return the fields that differ from those of a plain row; raises BadEntry if it cannot be used."""
+    def fields(self, row: Row, folder: Path | None, *, has_scorer: bool) -> dict[str, Any]:
+        """Return the fields that differ from those of a plain row; raises BadEntry if it cannot be used.
+
+        No built-in scorer runs the model's program, so the user must have chosen one for such rows.
+        """
         if self.reader.fields is None:
             raise BadEntry(f"a row of {self.name}: {self.explanation}")
+        if self.reader.answer_schema == FENCE and not has_scorer:
+            raise BadEntry(
+                f"a program with unit tests ({self.name}): no built-in scorer runs what a model "
+                "writes; give --scorer_module and --default_scorer with one that does, in a sandbox, "
+                "or convert the tasks and give --env harbor:FOLDER"
+            )
         fields = {"id": read.first_of(row, self.reader.id, *_ID_COLUMNS)}
         fields |= self.reader.fields(row, self.at, folder)
         return {key: value for key, value in fields.items() if value is not None}
