@@ -34,11 +34,7 @@ _TINY_MODEL_PARAMETERS = 8_000_000
 def serve(config: EngineConfig) -> int:
     """Serve until SIGINT or SIGTERM.
 
-    Returns:
-        The exit status: 0 after a signal, 1 if the engine failed.
-
-    Raises:
-        ConfigError: the address is in use or unprotected, or the model cannot be served.
+    Returns the exit status: 0 after a signal, 1 if the engine failed.
     """
     if config.api_key is None and not is_loopback(config.host):
         raise ConfigError(
@@ -66,11 +62,7 @@ def serve(config: EngineConfig) -> int:
 
 
 def placement(config: EngineConfig) -> tuple[torch.dtype, str]:
-    """Return the precision of the model, and its device.
-
-    Raises:
-        ConfigError: the device is not there.
-    """
+    """Return the precision of the model, and its device."""
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ConfigError("--device cuda: torch sees no GPU; remove the flag to run on the CPU")

@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
-from agentrl.inference.wire import MIXED_LABEL, PauseMode
+from agentrl.inference.wire import MIXED_LABEL
 from agentrl.models.attention.attention_registry import attention_of
 from agentrl.plugins.engine.engine_config import EngineConfig
 from agentrl.plugins.engine.generation.batch_scheduler import (
     BatchScheduler,
     SchedulerLimits,
-    SchedulerLoad,
 )
 from agentrl.plugins.engine.generation.cached_attention import ENGINE_ATTENTION
 from agentrl.plugins.engine.generation.engine_loop import EngineLoop
@@ -29,12 +28,13 @@ from agentrl.plugins.engine.generation.grammars import GrammarCompiler, GrammarC
 from agentrl.plugins.engine.generation.token_sequence import TokenSequence
 from agentrl.plugins.engine.http.generation_requests import GenerationRequests
 from agentrl.plugins.engine.http.prompt_images import PromptImages
-from agentrl.plugins.engine.http.request_parsing import (
+from agentrl.plugins.engine.http.request_bodies import (
+    GenerateBody,
+    ModelLimits,
     ParsedRequest,
-    is_quick,
     parse_generate,
+    read_body,
 )
-from agentrl.plugins.engine.http.sampling_parsing import ModelLimits
 from agentrl.plugins.engine.http.text_codec import TextCodec, end_of_text_ids
 from agentrl.plugins.engine.weights.live_weights import read_weights
 from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters
@@ -64,12 +64,7 @@ def _parser_thread() -> ThreadPoolExecutor:
 
 
 class FrontEnd:
-    """The engine's interface for the routes.
-
-    Args:
-        config: settings of the engine.
-        model: the loaded model.
-    """
+    """The engine's interface for the routes."""
 
     def __init__(self, config: EngineConfig, model: PreTrainedModel) -> None:
         self.config = config
@@ -106,7 +101,7 @@ class FrontEnd:
         )
         self._model = model
         self._seeds = random.Random(config.seed)
-        self._scheduler = BatchScheduler(
+        self.scheduler = BatchScheduler(
             model,
             SchedulerLimits(
                 max_running=config.max_running_requests,
@@ -123,9 +118,9 @@ class FrontEnd:
         self._updating = asyncio.Lock()
         self.broadcasts = WeightReceiver()
         """The groups over which new weights may arrive."""
-        self._loop = EngineLoop(self._scheduler, config.num_threads)
+        self._loop = EngineLoop(self.scheduler, config.num_threads)
         self.requests = GenerationRequests(
-            self._scheduler, self._loop, self.text, self.adapters, config.log_requests
+            self.scheduler, self._loop, self.text, self.adapters, config.log_requests
         )
         self.started_at = int(time.time())
 
@@ -154,20 +149,18 @@ class FrontEnd:
         self._grammar_trial.close()
         self.requests.stop()
 
-    async def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
-        """Check a request.
+    async def parse(self, raw: Mapping[str, Any]) -> ParsedRequest:
+        """Check a request; raises `InvalidRequest`.
 
         Tokenizing and compiling may be slow, so they run in a thread, one request at a time.
         Requests with token ids bypass the thread.
-
-        Raises:
-            InvalidRequest: the request is invalid.
         """
-        if is_quick(body):
+        body = read_body(GenerateBody, raw)
+        if body.is_quick:
             return self._parse(body)
         return await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, body)
 
-    def _parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+    def _parse(self, body: GenerateBody) -> ParsedRequest:
         return parse_generate(
             body,
             self.limits,
@@ -185,11 +178,7 @@ class FrontEnd:
         return self._grammars.start(grammar)
 
     def check_place(self, path: str) -> None:
-        """Refuse weights outside the allowed directories.
-
-        Raises:
-            InferenceError: the path leads outside, perhaps through a link.
-        """
+        """Refuse weights outside the allowed directories, also behind a link."""
         roots = self.config.weight_roots
         resolved = Path(path).resolve()
         if roots and not any(resolved.is_relative_to(root.resolve()) for root in roots):
@@ -199,21 +188,12 @@ class FrontEnd:
             )
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load an adapter while generations continue.
-
-        Raises:
-            InferenceError: it is outside the allowed directory, its name is taken, or it cannot be
-            read.
-        """
+        """Load an adapter while generations continue."""
         self.check_place(path)
         await self.adapters.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse new requests for an adapter; return when those that use it have ended.
-
-        Raises:
-            InferenceError: there is none of this name.
-        """
+        """Refuse new requests for an adapter; return when those that use it have ended."""
         retired = self.adapters.retire(name)
         self.requests.release_adapters()
         await retired
@@ -223,70 +203,19 @@ class FrontEnd:
     def abort(self, rid: str | None) -> None:
         """End one request, or all of them; returns at once, as SGLang does."""
         if rid is None:
-            self._loop.call(self._scheduler.abort_all)
+            self._loop.call(self.scheduler.abort_all)
         else:
-            self._loop.call(partial(self._scheduler.abort, rid))
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling until `resume`."""
-        await self._call(partial(self._scheduler.pause, mode))
-
-    async def resume(self) -> None:
-        """Resume sampling."""
-        await self._call(self._scheduler.resume)
-
-    async def flush(self) -> bool:
-        """Clear the prefix cache; return False if sequences hold it."""
-        return await self._call(self._scheduler.flush)
-
-    async def release_memory(self, tags: Sequence[str]) -> None:
-        """Release memory; requests wait until it is allocated again.
-
-        Raises:
-            InferenceError: sequences are running; nothing has changed.
-        """
-        await self._call(partial(self._scheduler.release_memory, tags))
-
-    async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Allocate memory again. Weights come without their values, which must be loaded.
-
-        Raises:
-            InferenceError: part of it was not released; nothing has changed.
-        """
-        await self._call(partial(self._scheduler.resume_memory, tags))
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether sampling is paused."""
-        return self._scheduler.is_paused
-
-    def counters(self) -> dict[str, int]:
-        """Return counts of the work since the start."""
-        scheduler = self._scheduler
-        return {
-            "num_sampled_tokens": scheduler.num_sampled,
-            "num_prefilled_tokens": scheduler.num_prefilled,
-            "num_cached_tokens": scheduler.num_cached,
-        }
-
-    @property
-    def max_tokens(self) -> int:
-        """Capacity for tokens of running sequences."""
-        return self._scheduler.max_tokens
-
-    async def load(self) -> SchedulerLoad:
-        """Return how busy the engine is."""
-        return await self._call(self._scheduler.load)
+            self._loop.call(partial(self.scheduler.abort, rid))
 
     async def update_label(self, label: str, *, abort_all: bool) -> None:
         """Change the version label without changing the weights."""
 
         def change() -> None:
             if abort_all:
-                self._scheduler.abort_all()
-            self._scheduler.label = label
+                self.scheduler.abort_all()
+            self.scheduler.label = label
 
-        await self._call(change)
+        await self.call(change)
         self.weight_version = label
 
     async def update_weights(
@@ -294,18 +223,15 @@ class FrontEnd:
     ) -> tuple[int, bool]:
         """Load weights from a directory; unless paused, after all in flight have ended.
 
-        Returns:
-            The number of sequences in flight that continue under the new weights, and whether the
-                cache was flushed if requested: it is not while sequences hold it.
-
-        Raises:
-            InferenceError: they cannot be loaded; nothing has changed.
+        Returns the number of sequences in flight that continue under the new weights, and whether
+        the cache was flushed if requested: it is not while sequences hold it. Raises
+        `InferenceError` if they cannot be loaded; nothing has changed then.
         """
         async with self._updating:
-            await self._call(self._scheduler.check_weights)
+            await self.call(self.scheduler.check_weights)
             tensors = await asyncio.to_thread(read_weights, path, self._model)
             if abort_all:
-                await self._call(self._scheduler.abort_all)
+                await self.call(self.scheduler.abort_all)
             num_kept, is_flushed = await self._install(tensors, label, flush=flush)
             self.model_path = self.served_model_name = str(Path(path))
             self._record_label(label, is_flushed=is_flushed)
@@ -319,31 +245,27 @@ class FrontEnd:
         They are received directly into the model's memory, and sampling pauses during the call. If
         only a part arrives, the model's weights carry the label of no policy.
 
-        Returns:
-            Whether the cache was flushed if requested.
-
-        Raises:
-            InferenceError: they do not fit, and nothing has changed; or they did not arrive, or are
-                not finite.
+        Returns whether the cache was flushed if requested. Raises `InferenceError` if they do not
+        fit, and nothing has changed; or if they did not arrive, or are not finite.
         """
         self.broadcasts.check(manifest.group)
         if abort_all:
-            await self._call(self._scheduler.abort_all)
+            await self.call(self.scheduler.abort_all)
         async with self._updating:
-            await self._call(self._scheduler.begin_weights, when_idle=True)
-            final_label = self._scheduler.label
+            await self.call(self.scheduler.begin_weights, when_idle=True)
+            final_label = self.scheduler.label
             loaded: list[torch.Tensor] = []
             try:
                 awaited = awaited_tensors(manifest, self._model)
                 final_label = MIXED_LABEL
                 await self.broadcasts.receive(manifest.group, awaited)
-                final_label = label or self._scheduler.label
+                final_label = label or self.scheduler.label
                 loaded = [tensor.place for tensor in awaited]
             finally:
-                await self._call(partial(self._scheduler.weights_changed, final_label, loaded))
+                await self.call(partial(self.scheduler.weights_changed, final_label, loaded))
                 if final_label == MIXED_LABEL:
                     self.weight_version = MIXED_LABEL
-            is_flushed = not flush or await self.flush()
+            is_flushed = not flush or await self.call(self.scheduler.flush)
             self._record_label(label, is_flushed=is_flushed)
         return is_flushed
 
@@ -353,17 +275,18 @@ class FrontEnd:
         """Swap weights in; return how many sequences are in flight, and False if a flush failed."""
 
         def install() -> tuple[int, bool]:
-            num_kept = self._scheduler.num_in_flight
-            self._scheduler.install(tensors, label)
-            return num_kept, not flush or self._scheduler.flush()
+            num_kept = self.scheduler.num_in_flight
+            self.scheduler.install(tensors, label)
+            return num_kept, not flush or self.scheduler.flush()
 
-        return await self._call(install, when_idle=True)
+        return await self.call(install, when_idle=True)
 
     def _record_label(self, label: str | None, *, is_flushed: bool) -> None:
         if is_flushed and label is not None:
             self.weight_version = label
 
-    async def _call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
+    async def call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
+        """Run something in the engine's thread, and return its result."""
         if self.requests.is_dead:
             raise self.requests.gone()
         future: Future[T] = self._loop.call(run, when_idle=when_idle)

@@ -15,7 +15,7 @@ from agentrl.plugins.engine.generation.batch_scheduler import BatchScheduler
 from agentrl.plugins.engine.generation.engine_loop import EngineLoop
 from agentrl.plugins.engine.generation.token_sequence import TokenSequence
 from agentrl.plugins.engine.http.http_errors import RequestRejected
-from agentrl.plugins.engine.http.request_parsing import ParsedRequest
+from agentrl.plugins.engine.http.request_bodies import ParsedRequest
 from agentrl.plugins.engine.http.response_bodies import answer
 from agentrl.plugins.engine.http.text_codec import TextCodec
 from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters
@@ -24,12 +24,7 @@ from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters
 class GenerationRequests:
     """Requests in flight.
 
-    Args:
-        scheduler: gets the sequences.
-        loop: access to the scheduler's thread.
-        text: the tokenizer.
-        adapters: those that requests may name; retired ones are released when unused.
-        log_path: file that gets a line with the token ids of every request; None for no log.
+    The log gets a line with the token ids of every request.
     """
 
     def __init__(
@@ -51,11 +46,7 @@ class GenerationRequests:
         self.is_closing = False
 
     async def generate(self, request: ParsedRequest) -> list[dict[str, Any]]:
-        """Serve a request to its end; sequences are aborted when the caller is cancelled.
-
-        Raises:
-            RequestRejected: it cannot be served.
-        """
+        """Serve a request to its end; sequences are aborted when the caller is cancelled."""
         endings = self._submit(request)
         try:
             await asyncio.gather(*endings)
@@ -91,7 +82,7 @@ class GenerationRequests:
                     if ended and sequence.finish and sequence.finish.status is not None:
                         raise RequestRejected(sequence.finish.message, sequence.finish.status)
                     if ended or count >= next_frame_at[sequence]:
-                        next_frame_at[sequence] = count + request.stream_interval
+                        next_frame_at[sequence] = count + (request.sampling.stream_interval or 1)
                         if ended:
                             open_sequences.remove(sequence)
                         yield index, self._answer(sequence, request)

@@ -11,6 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from agentrl.errors import APIError
+
 
 class InvalidRequest(Exception):
     """The request is invalid; the message gives the reason."""
@@ -43,8 +45,8 @@ async def on_invalid_request(_: Request, error: Exception) -> Response:
 
 
 async def on_rejected(_: Request, error: Exception) -> Response:
-    """Answer a `RequestRejected`."""
-    return _openai_error(str(error), cast(RequestRejected, error).status)
+    """Answer a `RequestRejected`, or an `APIError` of a body that cannot be read."""
+    return _openai_error(str(error), cast(RequestRejected | APIError, error).status)
 
 
 async def on_http_exception(_: Request, error: Exception) -> Response:

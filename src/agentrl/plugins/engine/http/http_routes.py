@@ -7,20 +7,23 @@ received in place: a failed broadcast leaves the label of no policy.
 """
 
 import hmac
+import json
 import time
-from collections.abc import Awaitable
-from typing import Any, cast, get_args
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
 
+from pydantic import Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.distributed.broadcast import RankAssignment
-from agentrl.errors import InferenceError
+from agentrl.errors import APIError, InferenceError
 from agentrl.inference import openapi
-from agentrl.inference.request_bodies import while_connected
+from agentrl.inference.request_bodies import read_json_object, while_connected
 from agentrl.inference.wire import PauseMode
 from agentrl.plugins.engine.http.frontend import FrontEnd
 from agentrl.plugins.engine.http.http_errors import (
@@ -30,25 +33,19 @@ from agentrl.plugins.engine.http.http_errors import (
     on_invalid_request,
     on_rejected,
 )
-from agentrl.plugins.engine.http.request_fields import generate_schema
-from agentrl.plugins.engine.http.streaming import (
-    answer_frames,
-    error_frames,
-    event_stream,
-    failed,
-    json_object,
-    json_response,
-    one_of,
-    required,
-    typed,
+from agentrl.plugins.engine.http.request_bodies import (
+    Body,
+    GenerateBody,
+    ParsedRequest,
+    read_body,
 )
 from agentrl.plugins.engine.weights.weight_receiver import WeightManifest
 from agentrl.runtime.http.http_guard import HttpGuard
 
 SGLANG_VERSION = "0.5.23"
 """The SGLang release whose API is implemented; clients choose features by it."""
-_SELECTORS = ("all", "target", "draft")
-_GROUP = "weight_update_group"
+_MAX_CONTROL_BYTES = 4 << 20
+"""Largest body of a control route: the names and shapes of a large model's tensors."""
 _OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are running."
 
@@ -88,7 +85,7 @@ def make_app(front_end: FrontEnd) -> Starlette:
         Route("/update_weights_from_distributed", routes.update_from_group, methods=post),
     ]
     document = openapi.description(
-        "AgentRL engine", [*data, *control], {"/generate": generate_schema()}
+        "AgentRL engine", [*data, *control], {"/generate": openapi.schema_of(GenerateBody)}
     )
 
     async def describe(_: Request) -> Response:
@@ -99,6 +96,7 @@ def make_app(front_end: FrontEnd) -> Starlette:
         exception_handlers={
             InvalidRequest: on_invalid_request,
             RequestRejected: on_rejected,
+            APIError: on_rejected,
             HTTPException: on_http_exception,
         },
     )
@@ -136,6 +134,76 @@ def _has_key(scope: Any, key: str) -> bool:
     )
 
 
+class _Abort(Body):
+    rid: str = ""
+    abort_all: bool = False
+
+
+class _Pause(Body):
+    NOT_NULL = frozenset({"mode"})
+
+    mode: PauseMode = "abort"
+
+
+class _Update(Body):
+    weight_version: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+
+
+class _UpdateFromDisk(_Update):
+    NOT_NULL = frozenset({"load_format"})
+
+    model_path: str
+    load_format: Literal["auto"] = "auto"
+
+
+class _Label(Body):
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class _Memory(Body):
+    tags: list[str] = []
+    """Parts of the memory; none means all."""
+
+
+class _Adapter(Body):
+    lora_name: str = Field(min_length=1)
+
+
+class _NewAdapter(_Adapter):
+    lora_path: str = Field(min_length=1)
+
+
+class _OpenUpdate(Body):
+    NOT_NULL = frozenset({"selector"})
+
+    selector: Literal["all", "target", "draft"] = "all"
+
+
+class _Group(Body):
+    group_name: str = "weight_update_group"
+
+
+class _JoinGroup(_Group):
+    backend: str = "nccl"
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+
+
+class _UpdateFromGroup(_Group, _Update):
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    load_format: str | None = None
+
+
+_AnyBody = TypeVar("_AnyBody", bound=Body)
+
+
 class _Routes:
     """Handlers, one method per route."""
 
@@ -147,7 +215,7 @@ class _Routes:
         return Response(status_code=200 if self._engine.is_healthy else 503)
 
     async def ready(self, _: Request) -> Response:
-        is_ready = self._engine.requests.is_serving and not self._engine.is_paused
+        is_ready = self._engine.requests.is_serving and not self._engine.scheduler.is_paused
         return Response(status_code=200 if is_ready else 503)
 
     async def model_info(self, _: Request) -> Response:
@@ -169,7 +237,7 @@ class _Routes:
         )
 
     async def server_info(self, _: Request) -> Response:
-        engine = self._engine
+        engine, scheduler = self._engine, self._engine.scheduler
         return JSONResponse(
             {
                 "version": SGLANG_VERSION,
@@ -179,12 +247,14 @@ class _Routes:
                 "tp_size": 1,
                 "dp_size": 1,
                 "context_length": engine.limits.context_length,
-                "max_total_num_tokens": engine.max_tokens,
+                "max_total_num_tokens": scheduler.max_tokens,
                 "max_running_requests": engine.config.max_running_requests,
                 "incremental_streaming_output": False,
                 "enable_memory_saver": True,
                 "internal_states": [{}],
-                **engine.counters(),
+                "num_sampled_tokens": scheduler.num_sampled,
+                "num_prefilled_tokens": scheduler.num_prefilled,
+                "num_cached_tokens": scheduler.num_cached,
             }
         )
 
@@ -206,7 +276,7 @@ class _Routes:
         return JSONResponse({"object": "list", "data": [card, *adapters]})
 
     async def loads(self, _: Request) -> Response:
-        load = await self._engine.load()
+        load = await self._engine.call(self._engine.scheduler.load)
         rank = {
             "dp_rank": 0,
             "num_running_reqs": load.num_running,
@@ -221,88 +291,96 @@ class _Routes:
         return JSONResponse({"timestamp": time.time(), "version": SGLANG_VERSION, "loads": [rank]})
 
     async def generate(self, http: Request) -> Response:
-        body = await json_object(http, self._engine.max_body_bytes)
+        body = await read_json_object(http, self._engine.max_body_bytes)
         try:
             parsed = await self._engine.parse(body)
         except InvalidRequest as error:
             # A client that requested a stream gets errors in the stream.
             if type(error) is not InvalidRequest or body.get("stream") is not True:
                 raise
-            return event_stream(error_frames(str(error), 400))
-        if parsed.stream:
-            return event_stream(answer_frames(self._engine.requests, parsed))
+            return _event_stream(_error_frames(str(error), 400))
+        if parsed.body.stream:
+            return _event_stream(self._answer_frames(parsed))
         answers = await while_connected(http, self._engine.requests.generate(parsed))
-        return json_response(answers if parsed.is_batch else answers[0])
+        content = json.dumps(answers if parsed.is_batch else answers[0], separators=(",", ":"))
+        return Response(content, media_type="application/json")
+
+    async def _answer_frames(self, request: ParsedRequest) -> AsyncIterator[str]:
+        """Yield server-sent events with cumulative answers."""
+        try:
+            async for index, body in self._engine.requests.stream(request):
+                answer = body | {"index": index} if request.is_batch else body
+                yield f"data: {json.dumps(answer)}\n\n"
+        except RequestRejected as error:
+            async for frame in _error_frames(str(error), error.status):
+                yield frame
+            return
+        yield "data: [DONE]\n\n"
 
     async def abort(self, http: Request) -> Response:
-        body = await json_object(http)
-        rid = typed(body, "rid", str, None)
-        if typed(body, "abort_all", bool, False):
-            self._engine.abort(None)
-        elif rid:
-            self._engine.abort(rid)
+        body = await _read(_Abort, http)
+        if body.abort_all or body.rid:
+            self._engine.abort(None if body.abort_all else body.rid)
         return Response()
 
     async def pause(self, http: Request) -> Response:
-        mode = one_of(await json_object(http), "mode", get_args(PauseMode))
-        await self._engine.pause(cast(PauseMode, mode))
+        mode = (await _read(_Pause, http)).mode
+        await self._engine.call(partial(self._engine.scheduler.pause, mode))
         return JSONResponse({"message": f"Generation paused ({mode}).", "status": "ok"})
 
     async def resume(self, http: Request) -> Response:
-        await json_object(http)
-        await self._engine.resume()
+        await _read(Body, http)
+        await self._engine.call(self._engine.scheduler.resume)
         return JSONResponse({"message": "Generation continued.", "status": "ok"})
 
     async def flush(self, _: Request) -> Response:
-        if await self._engine.flush():
+        if await self._engine.call(self._engine.scheduler.flush):
             return PlainTextResponse("Cache flushed.\n")
         return PlainTextResponse("Cache not flushed: requests are running.\n", 400)
 
     async def update_weights(self, http: Request) -> Response:
-        body = await json_object(http)
-        path = required(body, "model_path", str)
-        one_of(body, "load_format", ("auto",))
+        body = await _read(_UpdateFromDisk, http)
         try:
-            self._engine.check_place(path)
+            self._engine.check_place(body.model_path)
             num_kept, is_flushed = await self._engine.update_weights(
-                path,
-                typed(body, "weight_version", str, None),
-                flush=typed(body, "flush_cache", bool, True),
-                abort_all=typed(body, "abort_all_requests", bool, False),
+                body.model_path,
+                body.weight_version,
+                flush=body.flush_cache,
+                abort_all=body.abort_all_requests,
             )
         except InferenceError as error:
-            return failed(f"Weights not loaded: {error}", num_paused_requests=0)
+            return _failed(f"Weights not loaded: {error}", num_paused_requests=0)
         if not is_flushed:
-            return failed(_NOT_FLUSHED, num_paused_requests=0)
-        message = "Weights were updated."
-        return JSONResponse({"success": True, "message": message, "num_paused_requests": num_kept})
+            return _failed(_NOT_FLUSHED, num_paused_requests=0)
+        return _succeeded("Weights were updated.", num_paused_requests=num_kept)
 
     async def update_label(self, http: Request) -> Response:
-        body = await json_object(http)
-        label = required(body, "new_version", str)
-        abort_all = typed(body, "abort_all_requests", bool, True)
-        await self._engine.update_label(label, abort_all=abort_all)
-        return JSONResponse(
-            {"success": True, "message": "Version was updated.", "new_version": label}
-        )
+        body = await _read(_Label, http)
+        await self._engine.update_label(body.new_version, abort_all=body.abort_all_requests)
+        return _succeeded("Version was updated.", new_version=body.new_version)
 
     async def release_memory(self, http: Request) -> Response:
-        return await _null_after(self._engine.release_memory(await _tags(http)))
+        tags = (await _read(_Memory, http)).tags
+        return await self._null_after(partial(self._engine.scheduler.release_memory, tags))
 
     async def resume_memory(self, http: Request) -> Response:
-        return await _null_after(self._engine.resume_memory(await _tags(http)))
+        tags = (await _read(_Memory, http)).tags
+        return await self._null_after(partial(self._engine.scheduler.resume_memory, tags))
+
+    async def _null_after(self, change: Callable[[], None]) -> Response:
+        """Answer a memory request; SGLang returns null on success."""
+        try:
+            await self._engine.call(change)
+        except InferenceError as error:
+            raise InvalidRequest(str(error)) from error
+        return JSONResponse(None)
 
     async def load_adapter(self, http: Request) -> Response:
-        body = await json_object(http)
-        name, path = (typed(body, field, str, None) for field in ("lora_name", "lora_path"))
-        if not name or not path:
-            raise HTTPException(400, "lora_name and lora_path must be given")
-        return await self._adapters_after(self._engine.load_adapter(name, path))
+        body = await _read(_NewAdapter, http)
+        return await self._adapters_after(self._engine.load_adapter(body.lora_name, body.lora_path))
 
     async def unload_adapter(self, http: Request) -> Response:
-        name = typed(await json_object(http), "lora_name", str, None)
-        if not name:
-            raise HTTPException(400, "lora_name must be given")
+        name = (await _read(_Adapter, http)).lora_name
         return await self._adapters_after(self._engine.unload_adapter(name))
 
     async def _adapters_after(self, change: Awaitable[None]) -> Response:
@@ -321,88 +399,87 @@ class _Routes:
         return JSONResponse(body, 200 if error_message is None else 400)
 
     async def begin_update(self, http: Request) -> Response:
-        one_of(await json_object(http), "selector", _SELECTORS)
+        await _read(_OpenUpdate, http)
         return self._switch_update(opens=True)
 
     async def end_update(self, http: Request) -> Response:
-        await json_object(http)
+        await _read(Body, http)
         return self._switch_update(opens=False)
 
+    def _switch_update(self, *, opens: bool) -> Response:
+        if opens == self._is_update_open:
+            return _failed("a weight update is open" if opens else "no weight update is open")
+        self._is_update_open = opens
+        return _succeeded("ok")
+
     async def join_group(self, http: Request) -> Response:
-        body = await json_object(http)
-        backend = typed(body, "backend", str, "nccl")
-        if backend != "gloo":
-            return failed(f"the embedded engine receives weights over gloo, not {backend}")
+        body = await _read(_JoinGroup, http)
+        if body.backend != "gloo":
+            return _failed(f"the embedded engine receives weights over gloo, not {body.backend}")
         assignment = RankAssignment(
-            host=required(body, "master_address", str),
-            port=required(body, "master_port", int),
-            rank=required(body, "rank_offset", int),
-            world_size=required(body, "world_size", int),
+            host=body.master_address,
+            port=body.master_port,
+            rank=body.rank_offset,
+            world_size=body.world_size,
         )
         try:
-            await self._engine.broadcasts.join(typed(body, "group_name", str, _GROUP), assignment)
+            await self._engine.broadcasts.join(body.group_name, assignment)
         except InferenceError as error:
-            return failed(str(error))
-        return JSONResponse({"success": True, "message": "The group was formed."})
+            return _failed(str(error))
+        return _succeeded("The group was formed.")
 
     async def leave_group(self, http: Request) -> Response:
-        name = typed(await json_object(http), "group_name", str, _GROUP)
+        name = (await _read(_Group, http)).group_name
         if not self._engine.broadcasts.leave(name):
-            return failed(f"unknown group {name}")
-        return JSONResponse({"success": True, "message": "The group was left."})
+            return _failed(f"unknown group {name}")
+        return _succeeded("The group was left.")
 
     async def update_from_group(self, http: Request) -> Response:
-        body = await json_object(http)
-        manifest = WeightManifest(
-            group=typed(body, "group_name", str, _GROUP),
-            names=required(body, "names", list),
-            dtypes=required(body, "dtypes", list),
-            shapes=required(body, "shapes", list),
-        )
-        load_format = typed(body, "load_format", str, None)
-        if load_format is not None:
-            return failed(f"the embedded engine takes tensors one by one, not as {load_format}")
+        body = await _read(_UpdateFromGroup, http)
+        if body.load_format is not None:
+            return _failed(
+                f"the embedded engine takes tensors one by one, not as {body.load_format}"
+            )
         if not self._is_update_open:
-            return failed(
+            return _failed(
                 "weights are accepted only between begin_weight_update and end_weight_update"
             )
         try:
             is_flushed = await self._engine.update_weights_from_group(
-                manifest,
-                typed(body, "weight_version", str, None),
-                flush=typed(body, "flush_cache", bool, True),
-                abort_all=typed(body, "abort_all_requests", bool, False),
+                WeightManifest(body.group_name, body.names, body.dtypes, body.shapes),
+                body.weight_version,
+                flush=body.flush_cache,
+                abort_all=body.abort_all_requests,
             )
         except InferenceError as error:
-            return failed(str(error))
-        if not is_flushed:
-            return failed(_NOT_FLUSHED)
-        return JSONResponse({"success": True, "message": "Weights were updated."})
-
-    def _switch_update(self, *, opens: bool) -> Response:
-        if opens == self._is_update_open:
-            message = "a weight update is open" if opens else "no weight update is open"
-            return failed(message)
-        self._is_update_open = opens
-        return JSONResponse({"success": True, "message": "ok"})
+            return _failed(str(error))
+        return _succeeded("Weights were updated.") if is_flushed else _failed(_NOT_FLUSHED)
 
 
-async def _tags(http: Request) -> list[str]:
-    """Return the requested parts of the memory; none means all."""
-    tags = typed(await json_object(http), "tags", list, [])
-    if not all(isinstance(tag, str) for tag in tags):
-        raise HTTPException(400, "tags must be a list of strings")
-    return list(tags)
+async def _read(kind: type[_AnyBody], http: Request) -> _AnyBody:
+    """Return the body of a control route."""
+    return read_body(kind, await read_json_object(http, _MAX_CONTROL_BYTES))
 
 
-async def _null_after(change: Awaitable[None]) -> Response:
-    """Answer a memory request; SGLang returns null on success.
+def _succeeded(message: str, **details: object) -> Response:
+    return JSONResponse({"success": True, "message": message, **details})
 
-    Raises:
-        InvalidRequest: it was refused.
-    """
-    try:
-        await change
-    except InferenceError as error:
-        raise InvalidRequest(str(error)) from error
-    return JSONResponse(None)
+
+def _failed(message: str, **details: object) -> Response:
+    return JSONResponse({"success": False, "message": message, **details}, 400)
+
+
+def _event_stream(frames: AsyncIterator[str]) -> Response:
+    return StreamingResponse(frames, media_type="text/event-stream")
+
+
+async def _error_frames(message: str, status: int) -> AsyncIterator[str]:
+    """Yield server-sent events that report an error and end the stream."""
+    error = {
+        "message": message,
+        "type": "invalid_request_error",
+        "code": status,
+        "retryable": False,
+    }
+    yield f"data: {json.dumps({'error': error})}\n\n"
+    yield "data: [DONE]\n\n"

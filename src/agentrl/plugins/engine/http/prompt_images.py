@@ -23,13 +23,7 @@ _CACHE_BYTES = 64 * 2**20
 
 
 class PromptImages:
-    """Inserts images at their placeholders in a prompt.
-
-    Args:
-        model_path: directory of the model.
-        config: of the model.
-        max_positions: most positions that a prompt may have.
-    """
+    """Inserts images at their placeholders in a prompt."""
 
     def __init__(
         self, model_path: str | Path, config: PretrainedConfig, max_positions: int
@@ -51,13 +45,7 @@ class PromptImages:
     ) -> tuple[np.ndarray, tuple[PlacedImage, ...]]:
         """Return a prompt as the model reads it, int32, and the positions of its images.
 
-        Args:
-            prompt: ids with one placeholder per image.
-            urls: `data:` URLs, one for each placeholder.
-
-        Raises:
-            InvalidRequest: the model reads no images, their number differs, one cannot be read, or
-                they do not fit.
+        The ids have one placeholder per `data:` URL.
         """
         ids = np.asarray(prompt, dtype=np.int32)
         if not urls:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from agentrl.plugins.engine.generation.token_sequence import FinishReason, TokenSequence
-from agentrl.plugins.engine.http.request_parsing import ParsedRequest
+from agentrl.plugins.engine.http.request_bodies import ParsedRequest
 from agentrl.plugins.engine.http.text_codec import TextCodec
 
 
@@ -15,11 +15,7 @@ def answer(
 ) -> dict[str, Any]:
     """Return the object that describes a sequence so far.
 
-    Args:
-        sequence: ended or, in a stream, still growing.
-        request: decides what the answer contains.
-        text: the tokenizer.
-        label: version of the weights, for a sequence without any token.
+    The label is that of a sequence without any token.
     """
     # The engine's thread may be appending; logprobs are appended last.
     count = len(sequence.output_logprobs)
@@ -38,23 +34,23 @@ def answer(
     }
     if finish is not None:
         meta["weight_versions"] = version_spans(sequence, count, label)
-        if request.routed_from is not None and sequence.routed_experts is not None:
+        if request.body.return_routed_experts and sequence.routed_experts is not None:
             # The last token was never computed.
-            experts = sequence.routed_experts[request.routed_from : sequence.length - 1].astype(
-                "<i4"
-            )
+            experts = sequence.routed_experts[
+                request.body.routed_experts_start_len : sequence.length - 1
+            ].astype("<i4")
             meta["routed_experts"] = base64.b64encode(experts.tobytes()).decode()
-    if request.return_logprob:
+    if request.body.return_logprob:
         meta |= _logprobs(sequence, request, text, count)
     body: dict[str, Any] = {"output_ids": output_ids, "meta_info": meta}
     if text.is_available:
         body["text"] = text.of_output(
             output_ids,
             finish,
-            skip_special=request.skip_special_tokens,
-            trim=not request.no_stop_trim,
+            skip_special=request.sampling.skip_special_tokens is not False,
+            trim=not request.sampling.no_stop_trim,
         )
-    if request.return_prompt_token_ids:
+    if request.body.return_prompt_token_ids:
         body["prompt_token_ids"] = sequence.tokens[: sequence.num_prompt].tolist()
     return body
 
@@ -91,9 +87,9 @@ def _logprobs(
     sequence: TokenSequence, request: ParsedRequest, text: TextCodec, count: int
 ) -> dict[str, Any]:
     def token_text(token: int) -> str | None:
-        return text.of_token(token) if request.return_text_in_logprobs else None
+        return text.of_token(token) if request.body.return_text_in_logprobs else None
 
-    start = request.logprob_start_len
+    start = request.body.logprob_start_len
     prompt: list[list[Any]] = []
     if start >= 0:
         values: list[float | None] = [None, *sequence.prompt_logprobs]

@@ -18,14 +18,7 @@ _STOP_SLACK = 8
 
 
 class TextCodec:
-    """The tokenizer of a model directory, or none.
-
-    Args:
-        model_path: the directory.
-
-    Raises:
-        ConfigError: tokenizer.json exists but is malformed.
-    """
+    """The tokenizer of a model directory, or none."""
 
     def __init__(self, model_path: str | Path) -> None:
         file = Path(model_path) / "tokenizer.json"

@@ -56,7 +56,7 @@ async def test_a_web_page_cannot_stop_generation(
     page = {"Content-Type": "text/plain", "Origin": "http://evil.example"}
     sent = await app.post("/pause_generation", content=b'{"mode": "abort"}', headers=page)
     assert sent.status_code == 403
-    assert not front_end.is_paused
+    assert not front_end.scheduler.is_paused
 
 
 async def test_weights_and_adapters_come_from_the_given_directories_alone(
@@ -154,7 +154,7 @@ async def test_closing_refuses_what_is_in_flight(
 ) -> None:
     await app.post("/pause_generation", json={"mode": "retract"})
     held = asyncio.create_task(app.post("/generate", json=BODY))
-    while (await front_end.load()).num_waiting == 0:
+    while (await front_end.call(front_end.scheduler.load)).num_waiting == 0:
         await asyncio.sleep(0.01)
     front_end.requests.close()
     assert (await held).status_code == 503
