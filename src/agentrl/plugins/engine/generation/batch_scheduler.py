@@ -79,11 +79,7 @@ class SchedulerLoad:
 class BatchScheduler:
     """Continuous batching over one model.
 
-    Args:
-        model: loaded with the engine's attention.
-        limits: bounds.
-        label: version of the weights that the model holds.
-        find_stop: returns the stop string that the output of a sequence ends with, if any.
+    `find_stop` returns the stop string that the output of a sequence ends with, if any.
     """
 
     def __init__(
@@ -255,11 +251,7 @@ class BatchScheduler:
         return True
 
     def check_weights(self) -> None:
-        """Reject new weights while the memory for them is released.
-
-        Raises:
-            InferenceError: it is released.
-        """
+        """Reject new weights while the memory for them is released."""
         self._memory.check_weights()
 
     def release_memory(self, tags: Sequence[str]) -> None:
@@ -268,8 +260,7 @@ class BatchScheduler:
         Waiting sequences may stay while sampling is paused: after a pause that retracts them, they
         continue once everything is resumed.
 
-        Raises:
-            InferenceError: sequences are running, or about to run; nothing has changed.
+        Raises `InferenceError` if sequences are running, or about to run; nothing has changed then.
         """
         if self._awaits_weights:
             raise InferenceError("memory cannot be released during a weight update")
@@ -283,29 +274,19 @@ class BatchScheduler:
         self._memory.resume(tags)
 
     def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
-        """Swap checked weights in.
-
-        Raises:
-            InferenceError: the memory for them is released.
-        """
+        """Swap checked weights in."""
         self.check_weights()
         self.weights_changed(label or self.label, swap_weights(self.model, tensors))
 
     def begin_weights(self) -> None:
-        """Compute nothing until `weights_changed`, while the model's memory is being written.
-
-        Raises:
-            InferenceError: the memory for weights is released.
-        """
+        """Compute nothing until `weights_changed`, while the model's memory is being written."""
         self.check_weights()
         self._awaits_weights = True
 
     def weights_changed(self, label: str, loaded: Iterable[torch.Tensor]) -> None:
         """Continue under a new label. Nothing computed before is used for a new sequence.
 
-        Args:
-            label: version of the model's weights.
-            loaded: the model's tensors, or parts of them, that have new values.
+        `loaded` are the model's tensors, or parts of them, that have new values.
         """
         self._awaits_weights = False
         self._memory.note_loaded(loaded)
@@ -434,11 +415,7 @@ class BatchScheduler:
             self._retract_last()
 
     def _fits(self, num_rows: int, length: int) -> bool:
-        """Make room in the cache for rows of this length, and return whether there is.
-
-        Raises:
-            CacheMemoryError: nothing runs that could make room, and memory is short all the same.
-        """
+        """Make room in the cache for rows of this length, and return whether there is."""
         try:
             return self._kv.ensure(num_rows, length)
         except CacheMemoryError as error:

@@ -56,12 +56,9 @@ class StepPlan:
 
 
 def plan_step(cache: KVCache, decode_lengths: Sequence[int], chunks: Sequence[Chunk]) -> StepPlan:
-    """Return the plan of a step.
+    """Return the plan of a step, for whose tokens the cache has room.
 
-    Args:
-        cache: has room for all tokens of the step.
-        decode_lengths: positions of rows 0, 1, ... with the token to be computed.
-        chunks: parts of prompts that are computed as well.
+    `decode_lengths` are the positions of rows 0, 1, ... with the token to be computed.
     """
     num_decoding = len(decode_lengths)
     lengths = np.asarray(decode_lengths, dtype=np.int64)

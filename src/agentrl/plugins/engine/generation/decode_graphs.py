@@ -26,11 +26,7 @@ _SHORTEST = 256
 class DecodeStep:
     """A decode step of fixed shapes.
 
-    Args:
-        model: loaded with the engine's attention.
-        cache: [L, 2, R, K, T, D], with at least `num_rows` rows of `length` positions.
-        num_rows: B.
-        length: positions that the rows attend to.
+    The cache is [L, 2, R, K, T, D], with at least `num_rows` (B) rows of `length` positions.
     """
 
     def __init__(

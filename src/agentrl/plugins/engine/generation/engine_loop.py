@@ -35,12 +35,7 @@ class _Call:
 
 
 class EngineLoop:
-    """Runs a scheduler in its own thread.
-
-    Args:
-        scheduler: used by the thread only, from `start` on.
-        num_threads: CPU threads of torch; None keeps torch's setting.
-    """
+    """Runs a scheduler in its own thread."""
 
     def __init__(self, scheduler: BatchScheduler, num_threads: int | None) -> None:
         self._scheduler = scheduler
@@ -64,9 +59,8 @@ class EngineLoop:
     ) -> None:
         """Start the thread.
 
-        Args:
-            on_events: called in the thread with sequences that ended and streams that grew.
-            on_death: called in the thread when it cannot continue.
+        Both are called in the thread: `on_events` with sequences that ended and streams that grew,
+        `on_death` when it cannot continue.
         """
         main = partial(self._main, on_events, on_death)
         self._thread = threading.Thread(target=main, name="engine", daemon=True)
@@ -81,10 +75,8 @@ class EngineLoop:
     def call(self, run: Callable[[], T], *, when_idle: bool = False) -> "Future[T]":
         """Run a call between two steps.
 
-        Args:
-            run: the function to call; its result or exception becomes the future's.
-            when_idle: wait for all sequences currently in flight to end, unless nothing can be
-                computed anyway; later sequences wait for the call.
+        With `when_idle`, after all sequences currently in flight have ended, unless nothing can be
+        computed anyway; later sequences wait for the call.
         """
         future: Future[T] = Future()
         self._calls.append(_Call(run, future, when_idle))

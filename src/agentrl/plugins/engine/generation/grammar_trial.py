@@ -1,7 +1,8 @@
 """Compiles grammars in a child process first, because they may crash it.
 
 The compiler is native code that recurses over what clients send: a stack overflow there ends the
-process. `GrammarTrial` is the parent's side. The child (`python -m` of this module) has less stack
+process. It also cannot be stopped: a `multipleOf` of 999983 keeps it busy for minutes, whatever the
+library's own limits are. `GrammarTrial` is the parent's side. The child (`python -m` of this module) has less stack
 than the parent gives the compiler, and limits on memory and time.
 """
 
@@ -34,13 +35,7 @@ _LIMIT_EXCEEDED = "it exceeds the limits on a grammar's time, memory or recursio
 
 
 class GrammarTrial:
-    """Tests grammars. Used by one thread.
-
-    Args:
-        tokenizer: file of the model's tokenizer.
-        vocab_size: see `GrammarCompiler`.
-        end_ids: see `GrammarCompiler`.
-    """
+    """Tests grammars. Used by one thread."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, end_ids: frozenset[int]) -> None:
         self._argv = [sys.executable, "-P", "-m", __spec__.name, str(tokenizer), str(vocab_size)]
@@ -50,11 +45,7 @@ class GrammarTrial:
         self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
 
     def check(self, grammar: Grammar) -> None:
-        """Return if the grammar can be compiled safely.
-
-        Raises:
-            ValueError: it cannot; the message gives the reason.
-        """
+        """Raise a `ValueError` with the reason unless the grammar can be compiled safely."""
         if grammar not in self._verdicts:
             self._verdicts[grammar] = self._test(grammar)
             if len(self._verdicts) > _MAX_VERDICTS:

@@ -52,9 +52,7 @@ class GrammarConstraint:
     def allow_next(self, bits: np.ndarray, row: int) -> None:
         """Set the bits of the tokens that may come next.
 
-        Args:
-            bits: int32 [R, ceil(V / 32)], the lowest bit of a word first.
-            row: which row to write.
+        The bits are int32 [R, ceil(V / 32)], the lowest bit of a word first.
         """
         fill_next_token_bitmask(self._matcher, bits, row)
 
@@ -74,10 +72,8 @@ class GrammarConstraint:
 class GrammarCompiler:
     """Compiles grammars for one tokenizer.
 
-    Args:
-        tokenizer: of the model.
-        vocab_size: rows of the model's embedding; ids that the tokenizer lacks are never allowed.
-        end_ids: ids that end a reply.
+    `vocab_size` is the number of rows of the model's embedding; ids that the tokenizer lacks are
+    never allowed.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
@@ -86,11 +82,7 @@ class GrammarCompiler:
         self._compiled = lru_cache(_MAX_COMPILED)(self._compile)
 
     def start(self, grammar: Grammar) -> GrammarConstraint:
-        """Return the constraint of a reply that must follow a grammar, at its start.
-
-        Raises:
-            ValueError: it cannot be compiled.
-        """
+        """Return the constraint of a reply that must follow a grammar, at its start."""
         return self._compiled(grammar).fresh()
 
     def _compile(self, grammar: Grammar) -> GrammarConstraint:
@@ -135,11 +127,7 @@ def _tokenizer_of(tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]
 
 
 def _source(grammar: Grammar) -> str:
-    """Return a grammar in llguidance's form.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Return a grammar in llguidance's form."""
     kind = grammar.kind
     if kind == "structural_tag":
         try:

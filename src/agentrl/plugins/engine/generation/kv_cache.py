@@ -49,10 +49,8 @@ class KVShape:
 def kv_shape(model: PreTrainedModel, *, is_plain: bool) -> KVShape:
     """Return the size of one token's keys and values.
 
-    Args:
-        model: caches keys and values of all layers.
-        is_plain: all layers have the same number and size; otherwise the size of hidden states is
-            an upper bound.
+    Plain: all layers have the same number and size; otherwise the size of hidden states is an upper
+    bound.
     """
     config = model.config.get_text_config()
     heads, layers = config.num_attention_heads, config.num_hidden_layers
@@ -85,12 +83,7 @@ class RowLimits:
 
 
 class KVCache:
-    """Rows of running sequences. Grows with rows and lengths, up to its limits.
-
-    Args:
-        shape: size of one token.
-        limits: bounds of its growth.
-    """
+    """Rows of running sequences. Grows with rows and lengths, up to its limits."""
 
     can_be_cut = True
     """Whether a part of a computed sequence can be reused from its start."""
@@ -115,8 +108,7 @@ class KVCache:
     def ensure(self, num_rows: int, length: int) -> bool:
         """Make room and keep the rows' contents; return False if it does not fit.
 
-        Raises:
-            CacheMemoryError: it is within the limits, but memory is short; nothing has changed.
+        Raises `CacheMemoryError` if memory is short within the limits; nothing has changed then.
         """
         limits = self._limits
         if not limits.fit(num_rows, length):
@@ -202,11 +194,8 @@ class PrefixStore:
     ) -> tuple[int, Prefix | None]:
         """Return the length of the longest known prefix and its location.
 
-        Args:
-            namespace: namespace to search.
-            tokens: wanted tokens, int32 [T].
-            longer_than: matches of this length or less do not count.
-            whole: matches of only a part of a prefix do not count either.
+        Matches of length `longer_than` or less do not count and, if `whole`, neither do those of
+        only a part of a prefix.
         """
         best, found = longer_than, None
         for prefix in self._prefixes.values():

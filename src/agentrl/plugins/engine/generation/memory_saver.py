@@ -21,14 +21,7 @@ _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
 
 
 class MemorySaver:
-    """Tracks which parts of the engine's memory are allocated. Used in the scheduler's thread only.
-
-    Args:
-        model: has the weights.
-        kv: has the keys and values of running sequences.
-        prefixes: has those of ended ones.
-        forget_graphs: drops the CUDA graphs, which name the memory of the others.
-    """
+    """Tracks which parts of the engine's memory are allocated, in the scheduler's thread only."""
 
     def __init__(
         self,
@@ -52,22 +45,14 @@ class MemorySaver:
         return not (self._released & {WEIGHTS, KV_CACHE} or self._uninitialized)
 
     def check_weights(self) -> None:
-        """Reject loading of weights while their memory is released.
-
-        Raises:
-            InferenceError: they were released.
-        """
+        """Raise an `InferenceError` while the memory of the weights is released."""
         if WEIGHTS in self._released:
             raise InferenceError(
                 "the weights' memory is released; resume it before loading weights"
             )
 
     def release(self, tags: Sequence[str]) -> None:
-        """Release memory; memory that is already released stays so.
-
-        Args:
-            tags: which parts; all of them when empty.
-        """
+        """Release parts of the memory, or all; what is already released stays so."""
         requested = set(tags or _ALL) - self._released
         if requested:
             self._forget_graphs()
@@ -87,11 +72,7 @@ class MemorySaver:
     def resume(self, tags: Sequence[str]) -> None:
         """Allocate memory again.
 
-        Args:
-            tags: which parts; all of them when empty.
-
-        Raises:
-            InferenceError: one of them was not released; nothing has changed.
+        Raises `InferenceError` if one of them was not released; nothing has changed then.
         """
         requested = set(tags or _ALL)
         if not_released := sorted(requested - self._released):

@@ -38,12 +38,7 @@ logger = logging.getLogger(__name__)
 def load_model(
     path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """Load a model for generation.
-
-    Raises:
-        ConfigError: the directory is not a checkpoint, transformers does not know its architecture,
-            or its weights do not match its config.json.
-    """
+    """Load a model for generation."""
     if not Path(path).is_dir():
         raise ConfigError(f"--model-path {path}: no such directory")
     disable_progress_bar: Callable[[], None] = transformers_logging.disable_progress_bar
@@ -76,12 +71,7 @@ def load_model(
 
 
 class ModelRunner:
-    """Runs a model over the rows of a cache.
-
-    Args:
-        model: loaded with the engine's attention.
-        kv: has one row per running sequence.
-    """
+    """Runs a model over the rows of a cache."""
 
     def __init__(self, model: PreTrainedModel, kv: KVCache) -> None:
         self._model = model
@@ -113,13 +103,9 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, list[TokenSequence]]:
         """Compute a step: one token of each decoding sequence, and chunks of prompts.
 
-        Args:
-            running: sequences in the order of their cache rows.
-            num_decoding: how many of them decode; these come first.
-            chunks: parts of the prompts of the others.
-
-        Returns:
-            Logits [B, V] of the sequences that get a token, and these sequences.
+        `running` has the order of the cache rows; the first `num_decoding` decode, and `chunks` are
+        parts of the prompts of the others. Returns logits [B, V] of the sequences that get a token,
+        and these sequences.
         """
         decoding = running[:num_decoding]
         input_ids = [int(sequence.tokens[sequence.length - 1]) for sequence in decoding]
@@ -201,8 +187,7 @@ class RouterCapture:
     def note(self, owners: Sequence[tuple[TokenSequence, int, int]]) -> None:
         """Record the choices of the last step.
 
-        Args:
-            owners: sequences, first positions and ends of the step's tokens, in order.
+        The owners are sequences, first positions and ends of the step's tokens, in order.
         """
         num_tokens = sum(end - start for _, start, end in owners)
         choices = np.zeros((num_tokens, self._num_layers, self._num_chosen), dtype=np.int16)

@@ -17,10 +17,6 @@ class RunningBatch:
     """Running sequences occupy cache rows 0, 1, ... in the order of `running`.
 
     The decoding ones come first, then at most one whose prompt is not yet fully computed.
-
-    Args:
-        kv: has one row per running sequence.
-        prefixes: receives the cache of ended sequences.
     """
 
     def __init__(self, kv: KVCache | ModelCaches, prefixes: PrefixStore) -> None:
@@ -39,13 +35,8 @@ class RunningBatch:
     def admit(self, sequence: TokenSequence, prefilling: list[TokenSequence]) -> bool:
         """Give a sequence the next row, with the longest known prefix in it.
 
-        Args:
-            sequence: a waiting sequence, for whose row there is room.
-            prefilling: running sequences whose prompts are computed in this step.
-
-        Returns:
-            False if the sequence shares more with such a prompt: it must wait for the next step and
-                copy it then.
+        Returns False if it shares more with a prompt that this step computes (`prefilling`): it
+        must wait for the next step and copy it then.
         """
         # At least one token must be computed to obtain logits.
         reusable = sequence.tokens[: sequence.length - 1]

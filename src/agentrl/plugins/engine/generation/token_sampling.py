@@ -48,11 +48,7 @@ class SamplingBatch:
     def draw(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Draw one token per sequence.
 
-        Args:
-            logits: raw logits, float [B, V]; changed in place if sequences require it.
-
-        Returns:
-            Token ids and their logprobs.
+        Raw logits, float [B, V], are changed in place if sequences require it.
         """
         logits = logits.float()
         if self._edits is not None:
@@ -92,9 +88,7 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
     The generator is splitmix64, evaluated at the position.
 
-    Args:
-        seeds: uint64 [B].
-        positions: uint64 [B].
+    Seeds and positions are uint64 [B].
     """
     with np.errstate(over="ignore"):
         state = _mix(seeds) + positions * np.uint64(0x9E3779B97F4A7C15)
@@ -114,11 +108,8 @@ def truncate(
 ) -> torch.Tensor:
     """Return the probabilities with cut-off tokens set to 0; rows are not normalized again.
 
-    Args:
-        probs: probabilities.
-        top_k: int64 [B], tokens that stay at most.
-        top_p: float [B]; a token stays while those before it hold at most this much.
-        min_p: float [B], share of the likeliest token's probability that a token needs.
+    At most `top_k` tokens stay, int64 [B]. A token stays while those before it hold at most `top_p`,
+    float [B], if it has the share `min_p` of the likeliest token's probability, float [B].
     """
     ordered, order = probs.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered

@@ -25,9 +25,6 @@ def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dt
 
     transformers would first initialize all tensors that are missing or have another shape, which
     takes tens of gigabytes if config.json describes a larger model.
-
-    Raises:
-        ConfigError: files and configuration do not match, or memory does not suffice.
     """
     from_config: Callable[[PretrainedConfig], PreTrainedModel] = model_class(config).from_config
     with torch.device("meta"):
@@ -61,15 +58,7 @@ def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dt
 def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Read new weights for a model and check all of them; the model is not touched.
 
-    Args:
-        path: Hugging Face directory with safetensors files.
-        model: determines the expected tensors and shapes.
-
-    Returns:
-        The tensors under their names in the files; tied tensors may appear under only one name.
-
-    Raises:
-        InferenceError: a file or tensor is missing, unknown, malformed or not finite.
+    They have the names of the files; tied tensors may appear under only one name.
     """
     places = model_places(model)
     tensors: dict[str, torch.Tensor] = {}
@@ -137,11 +126,7 @@ def model_places(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def place_of(name: str, shape: Sequence[int], places: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the part of a model's state that corresponds to a tensor of a checkpoint.
-
-    Raises:
-        InferenceError: the model has no such tensor, or one of another shape.
-    """
+    """Return the part of a model's state that corresponds to a tensor of a checkpoint."""
     place = places.get(name)
     if place is None:
         raise InferenceError(f"the model has no tensor {name}")

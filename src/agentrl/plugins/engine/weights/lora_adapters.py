@@ -40,16 +40,7 @@ class Adapter:
 
 
 def read_adapter(name: str, path: str, model: PreTrainedModel) -> Adapter:
-    """Read an adapter in PEFT's format and check all of it.
-
-    Args:
-        name: what requests call it.
-        path: directory with `adapter_config.json` and `adapter_model.safetensors`.
-        model: has the layers.
-
-    Raises:
-        InferenceError: a file is missing or malformed, or the adapter does not fit this model.
-    """
+    """Read an adapter in PEFT's format and check all of it."""
     try:
         config = json.loads((Path(path) / "adapter_config.json").read_text())
         tensors = load_file(Path(path) / "adapter_model.safetensors")
@@ -102,22 +93,14 @@ class LoadedAdapters(Mapping[str, Adapter]):
         return len(self._loaded)
 
     async def load(self, name: str, path: str) -> None:
-        """Load an adapter while generations continue.
-
-        Raises:
-            InferenceError: its name is taken, or it cannot be read.
-        """
+        """Load an adapter while generations continue."""
         async with self._loading:
             if name in self._loaded:
                 raise InferenceError(f"an adapter {name} is already loaded")
             self._loaded[name] = await asyncio.to_thread(read_adapter, name, path, self._model)
 
     def retire(self, name: str) -> "asyncio.Future[None]":
-        """Retire an adapter; the future completes once `release_unused` finds it unused.
-
-        Raises:
-            InferenceError: there is none of this name.
-        """
+        """Retire an adapter; the future completes once `release_unused` finds it unused."""
         adapter = self._loaded.pop(name, None)
         if adapter is None:
             raise InferenceError(f"no adapter {name} is loaded")
@@ -148,8 +131,7 @@ class AdapterLayers:
     def choose(self, adapters: Sequence[Adapter | None]) -> None:
         """Set the adapter of each token in the next forward pass.
 
-        Args:
-            adapters: one per token; None means the model alone.
+        None means the model alone.
         """
         distinct = {id(adapter): adapter for adapter in adapters}
         if len(distinct) == 1:

@@ -54,11 +54,7 @@ class AwaitedTensor:
 
 
 def awaited_tensors(manifest: WeightManifest, model: PreTrainedModel) -> list[AwaitedTensor]:
-    """Return the destinations of a manifest's tensors.
-
-    Raises:
-        InferenceError: the manifest is inconsistent, or the model has no such tensors.
-    """
+    """Return the destinations of a manifest's tensors."""
     names, dtypes, shapes = manifest.names, manifest.dtypes, manifest.shapes
     if not names or not len(names) == len(dtypes) == len(shapes):
         raise InferenceError("names, dtypes and shapes must be non-empty lists of equal length")
@@ -83,11 +79,7 @@ class WeightReceiver:
         self._groups: dict[str, BroadcastGroup] = {}
 
     async def join(self, name: str, assignment: RankAssignment) -> None:
-        """Join a group; return when all ranks have joined.
-
-        Raises:
-            InferenceError: they did not join.
-        """
+        """Join a group; return when all ranks have joined."""
         try:
             group = await join_group(assignment, name, "gloo", _JOIN_SECONDS)
         except BroadcastError as error:
@@ -102,21 +94,12 @@ class WeightReceiver:
         return group is not None
 
     def check(self, name: str) -> None:
-        """Check that this engine is in a group.
-
-        Raises:
-            InferenceError: it is not.
-        """
+        """Raise an `InferenceError` unless this engine is in a group."""
         if name not in self._groups:
             raise InferenceError(f"Failed to receive weights: unknown group {name}")
 
     async def receive(self, name: str, awaited: Sequence[AwaitedTensor]) -> None:
-        """Receive the tensors of a manifest over a group.
-
-        Raises:
-            InferenceError: they did not arrive, and never will over this group; or some are not
-                finite.
-        """
+        """Receive the tensors of a manifest over a group."""
         self.check(name)
         problems: list[str] = []
 
