@@ -40,31 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m agentrl.plugins.engine")
-    parser.add_argument("--model-path", required=True, help="Hugging Face directory")
-    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port, 0 for a free one (30000)")
-    parser.add_argument("--device", help="cpu or cuda (a GPU if one is visible)")
-    parser.add_argument(
-        "--dtype", help="float32, bfloat16 or float64 (bfloat16 on a GPU, else float32)"
-    )
-    parser.add_argument("--weight-version", help="initial label of the weights (0)")
-    parser.add_argument("--max-running-requests", type=int, help="sequences decoded at once (64)")
-    parser.add_argument("--max-queued-requests", type=int, help="requests that may be queued")
-    parser.add_argument("--context-length", type=int, help="longest sequence (the model's limit)")
-    parser.add_argument("--prefill-tokens-per-step", type=int, help="prompt tokens per step (1024)")
-    parser.add_argument("--kv-cache-bytes", type=int, help="memory for running sequences")
-    parser.add_argument("--prefix-cache-bytes", type=int, help="memory for cached prefixes")
-    parser.add_argument("--num-threads", type=int, help="CPU threads of torch")
-    parser.add_argument(
-        "--log-requests", help="file to which every request's token ids are written"
-    )
-    parser.add_argument(
-        "--weight-root",
-        action="append",
-        dest="weight_roots",
-        help="directory below which new weights may lie; repeatable (any)",
-    )
-    parser.add_argument("--seed", type=int, help="seed of requests without their own (0)")
+    for name, field in EngineConfig.model_fields.items():
+        if name not in ("api_key", "admin_api_key", "weight_roots"):
+            flag = f"--{name.replace('_', '-')}"
+            shown = f" ({field.default})" if isinstance(field.default, int | str) else ""
+            help_text = f"{field.description}{shown}"
+            parser.add_argument(flag, required=field.is_required(), help=help_text)
+    roots = EngineConfig.model_fields["weight_roots"].description
+    parser.add_argument("--weight-root", action="append", dest="weight_roots", help=roots)
     return parser
 
 

@@ -7,13 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 
 class EngineConfig(BaseModel):
-    """Settings that an engine starts with."""
+    """Settings that an engine starts with; their docstrings are the help of its flags."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model_path: str
     """Hugging Face directory: config, safetensors weights and, for text, tokenizer.json."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = Field(default=30000, ge=0, le=65535)
     """0 chooses a free port and logs it."""
     device: Literal["cpu", "cuda"] | None = None
@@ -41,7 +42,7 @@ class EngineConfig(BaseModel):
     log_requests: Path | None = None
     """File to which a line with the token ids of every request is written, for comparisons."""
     weight_roots: tuple[Path, ...] = ()
-    """Directories below which new weights and adapters may lie; empty means anywhere."""
+    """Directory below which new weights and adapters may lie; repeatable. None means anywhere."""
     seed: int = 0
     """Seed of requests without their own."""
     api_key: SecretStr | None = None
