@@ -60,7 +60,7 @@ class FinishedRun:
 def command(folder: Path) -> list[str]:
     return run_command(
         folder,
-        config="config.yaml",
+        config=folder / "project/config.yaml",
         groups_per_step=GROUPS_PER_STEP,
         num_generations=NUM_GENERATIONS,
         keep_policies=10,
