@@ -25,6 +25,7 @@ from agentrl.config.flags import (
     SHORTHANDS,
     Flag,
 )
+from agentrl.config.rules import RULES
 from agentrl.config.sections import SECTIONS
 
 PAGE = ROOT / "docs/flags.md"
@@ -141,6 +142,14 @@ def ignored() -> Iterator[tuple[str, ...]]:
         yield code(name), re.sub(r"--\w+", r"`\g<0>`", reason)
 
 
+def excluded() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of flags that need or exclude one another."""
+    for rule in RULES:
+        word = "needs" if rule.is_need else "excludes"
+        second = " or ".join(code(part) for part in rule.second.split("|"))
+        yield code(rule.first), word, second, linked(rule.reason)
+
+
 def written() -> Iterator[str]:
     """Yield the pieces of the page."""
     yield INTRODUCTION
@@ -150,6 +159,8 @@ def written() -> Iterator[str]:
         yield from rows("| flag | value | default | |", flags_of(section))
     yield "\n## Options of single commands\n"
     yield from rows("| command | option | value | |", own_options())
+    yield "\n## Needs and exclusions\n"
+    yield from rows("| with | | | |", excluded())
     yield "\n## Other spellings\n\nSee also [Coming from elsewhere](coming-from.md).\n"
     yield from rows("| spelling | flag |", other_spellings())
     yield "\n## Accepted without effect\n"

@@ -13,15 +13,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic_file(target: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield an empty file to write, which becomes `target` when the block ends without error.
-
-    Args:
-        target: the file to create or replace, in an existing directory.
-        private: use mode 0600 regardless of the umask.
-
-    Raises:
-        OSError: it could not be written; an existing `target` is unchanged.
-    """
+    """Yield an empty file to write, which becomes `target` when the block ends without error."""
     # Random, because processes of several containers may share both a directory and a process id.
     staging = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     mode = 0o600 if private else 0o666

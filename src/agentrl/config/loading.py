@@ -46,6 +46,7 @@ SECRET_ENVIRONMENT = {
 }
 """Flag -> environment variable that gives the secret when no flag does; children get them this way."""
 
+_MAX_SHOWN = 60
 _HOME = re.compile(r"~[\w.-]*/")
 _ONE_SHOT = {"fresh", "delete_existing"}
 """Flags that apply to one start rather than to the run; they are not written to files."""
@@ -57,13 +58,6 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
     Flags override the values of the file that `config` names, and of the private file that
     `write_config` wrote next to it. Secrets that neither provides, and the machine's rank among
     several, are read from the environment.
-
-    Args:
-        typed: values by canonical flag name, `config` among them.
-
-    Raises:
-        ConfigError: an unknown flag (the message names the nearest one), an impossible value, or an
-            unreadable file.
     """
     values = dict(typed)
     path = values.pop("config", None)
@@ -77,11 +71,7 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the values of a configuration file by canonical flag name.
-
-    Raises:
-        ConfigError: it cannot be read, is not a mapping, or names a flag twice.
-    """
+    """Return the values of a configuration file by canonical flag name."""
     try:
         content = yaml.load(read_text_file(path), YamlAsTyped)
     except OSError as error:
@@ -127,15 +117,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """Return values by canonical flag name.
-
-    Args:
-        given: values by flag name in any spelling.
-        where: where they come from, for messages.
-
-    Raises:
-        ConfigError: two of the names are one flag, or names are nested where they do not belong.
-    """
+    """Return values by canonical flag name."""
     values: dict[str, Any] = {}
     spellings: dict[str, str] = {}
     for key, value in _flattened(given, where).items():
@@ -155,16 +137,7 @@ def canonical_values(given: Mapping[Any, Any], where: str) -> dict[str, Any]:
 
 
 def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
-    """Return where each value of a configuration comes from.
-
-    Args:
-        typed: the argument of `load_config`.
-        config: the result, with values that were derived since.
-
-    Returns:
-        `flag`, the file's path, the recipe, the environment variable, `derived` or `default`, by flag
-        name.
-    """
+    """Return where each value of a configuration comes from."""
     path = typed.get("config")
     in_file = {} if path is None else read_yaml(existing_or_shipped(Path(os.path.expanduser(path))))
     recipe = typed.get("recipe", in_file.get("recipe"))
@@ -205,11 +178,7 @@ def _flags_set_by(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def build_config(values: Mapping[str, Any]) -> RootConfig:
-    """Validate flat values (strings as typed, or already typed) into a `RootConfig`.
-
-    Raises:
-        ConfigError: see `load_config`.
-    """
+    """Validate flat values (strings as typed, or already typed) into a `RootConfig`."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     optim_parts: dict[str, Any] = {}
     values = canonical_values(values, "configuration")
@@ -243,6 +212,17 @@ def _remember_secrets(values: Mapping[str, Any]) -> None:
     for name, variable in SECRET_ENVIRONMENT.items():
         given = values.get(name) or os.environ.get(variable, "")
         remember(secrets_of(SecretStr(str(given))))
+
+
+def check_foreign(values: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
+    """Refuse values that name something which the user's own values do not."""
+    for name, value in values.items():
+        flag = SETTINGS[name]
+        if not flag.is_plain(value) and own.get(name) != value:
+            raise ConfigError(
+                f"{where} sets --{name} to {repr(value)[:_MAX_SHOWN]}, and only you can name "
+                f"{flag.names.what}: if you trust it, give {flag.typed} yourself"
+            )
 
 
 def flat_values(config: RootConfig) -> dict[str, Any]:
@@ -292,11 +272,6 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
 
     Values with secrets are written to a separate file next to it (`config.secrets.yaml`), so that
     the configuration can be shared. Secrets from the user's environment are not written.
-
-    Args:
-        config: the configuration.
-        path: of the file.
-        made: flags whose secrets AgentRL itself generated for this run.
     """
     public = flat_values(config)
     complete = {name: _plain(revealed(value)) for name, value in _persisted_values(config)}

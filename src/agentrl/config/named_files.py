@@ -24,14 +24,7 @@ _NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|.*:.*")
 
 
 def shipped_file(name: str) -> Path:
-    """Return the absolute path of a file or directory that ships with the package.
-
-    Args:
-        name: its path in the repository, below `assets/` or `examples/`.
-
-    Raises:
-        FileNotFoundError: the package ships no such file.
-    """
+    """Return the absolute path of a file or directory that ships with the package."""
     found = _find(Path(name))
     if found is None:
         raise FileNotFoundError(f"the file {name} is missing from the package; reinstall AgentRL")
@@ -54,12 +47,7 @@ def _find(path: Path) -> Path | None:
 
 
 def read_text_file(path: Path) -> str:
-    """Return the text of a regular file of at most 16 Mi characters, without a byte order mark.
-
-    Raises:
-        OSError: it cannot be read, is not a regular file, is too long, or is not UTF-8 text;
-            `strerror` tells a user what to do.
-    """
+    """Return the text of a regular file of at most 16 Mi characters, without a byte order mark."""
     try:
         with open(path, encoding="utf-8-sig", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

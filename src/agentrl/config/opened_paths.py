@@ -16,11 +16,7 @@ _OF_EVERYTHING = ("/", "/dev", "/etc", "/home", "/proc", "/run", "/sys", "/tmp",
 
 
 def opened_paths(config: RootConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return what `--tool_visible_paths` and `--tool_writable_paths` open.
-
-    Raises:
-        ConfigError: a path does not exist, shows more than it may, or cannot be written to.
-    """
+    """Return what `--tool_visible_paths` and `--tool_writable_paths` open."""
     tools = config.tools
     for flag in ("tool_visible_paths", "tool_writable_paths"):
         for given in getattr(tools, flag):
@@ -34,16 +30,7 @@ def opened_paths(config: RootConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]
 
 
 def check_shown(config: RootConfig, paths: Iterable[Path], named_by: str) -> None:
-    """Check that none of the paths shows the run's own, or everything, to the programs of tools.
-
-    Args:
-        config: names the run's answers and state. A path of `--tool_visible_paths` may be such.
-        paths: what programs are to see.
-        named_by: where they stand, for the message.
-
-    Raises:
-        ConfigError: one of them does.
-    """
+    """Check that none of the paths shows the run's own, or everything, to the programs of tools."""
     opened = {_real(path) for path in config.tools.tool_visible_paths}
     private = {_real(path): what for path, what in _of_run(config).items()}
     for given in paths:

@@ -15,11 +15,7 @@ class OptimizerArguments:
 
 
 def parse_optim_args(text: str) -> OptimizerArguments:
-    """Parse `beta1=0.9,beta2=0.98,eps=1e-8`; omitted values keep their defaults.
-
-    Raises:
-        ConfigError: a name is unknown, or a value is not a number in range.
-    """
+    """Parse `beta1=0.9,beta2=0.98,eps=1e-8`; omitted values keep their defaults."""
     values: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (piece.strip() for piece in part.partition("="))

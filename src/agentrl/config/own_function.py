@@ -74,14 +74,7 @@ OWN_FUNCTION_FLAGS = (
 
 
 def with_sources(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the SHA-256 of the file of each function of the user.
-
-    Args:
-        values: by flag name.
-
-    Raises:
-        ConfigError: a file cannot be imported.
-    """
+    """Return a configuration with the SHA-256 of the file of each function of the user."""
     digests = {
         name: source_digest(load_reference(values[name], f"--{name}"))
         for name in OWN_FUNCTION_FLAGS

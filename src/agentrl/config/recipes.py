@@ -120,12 +120,6 @@ def expand_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Flags that are also given take precedence: `--recipe dapo --epsilon_higher 0.1` is DAPO with
     another bound.
-
-    Args:
-        values: by canonical flag name.
-
-    Raises:
-        ConfigError: no recipe has this name; the message lists the known ones.
     """
     others = dict(values)
     name = others.pop("recipe", None)

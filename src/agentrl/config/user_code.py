@@ -28,13 +28,6 @@ def load_user_module(source: str | Path, what: str) -> ModuleType:
     """Import a Python file (`path/to/file.py`) or a module (`package.module`), once per process.
 
     A file may import its neighbors, as if it had been started as a program.
-
-    Args:
-        source: path or dotted name.
-        what: name of the code in error messages.
-
-    Raises:
-        ConfigError: it does not exist, or its import fails.
     """
     path = Path(source)
     try:
@@ -55,15 +48,7 @@ def load_user_module(source: str | Path, what: str) -> ModuleType:
 
 
 def load_reference(reference: str, what: str) -> Any:
-    """Return the object that `path/to/file.py:name` or `package.module:name` names.
-
-    Args:
-        reference: the reference; dots in the name lead to nested attributes.
-        what: the flag or argument with this value, for messages.
-
-    Raises:
-        ConfigError: the file, module or attribute does not exist, or importing it fails.
-    """
+    """Return the object that `path/to/file.py:name` or `package.module:name` names."""
     place, colon, name = reference.rpartition(":")
     if not colon:
         raise ConfigError(f"{what}: {reference!r} does not name an object; write file.py:name")
@@ -83,15 +68,7 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def check_agent_function(agent: Callable[..., Any], what: str) -> None:
-    """Refuse a function that cannot be called as an agent: with a task and an endpoint.
-
-    Args:
-        agent: the function.
-        what: its name in error messages.
-
-    Raises:
-        ConfigError: it takes something else.
-    """
+    """Refuse a function that cannot be called as an agent: with a task and an endpoint."""
     if isinstance(agent, type) or _is_generator(agent):
         kind = "class" if isinstance(agent, type) else "generator"
         raise ConfigError(

@@ -51,11 +51,7 @@ _OF_TYPES: dict[Any, Naming] = {
 
 
 def named_by(field: FieldInfo) -> Naming:
-    """Return what the values of a field name.
-
-    Raises:
-        TypeError: neither the field nor its type says it.
-    """
+    """Return what the values of a field name."""
     return _named(field.annotation, field.metadata)
 
 

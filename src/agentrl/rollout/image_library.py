@@ -155,9 +155,7 @@ def _checked_socket(info: tuple[Any, ...], networks: Sequence[_Network]) -> sock
     """Return a socket for an address; raises PermissionError for one that may not be connected to."""
     family, kind, protocol, _, address = info
     if not _is_allowed(address[0], networks):
-        raise PermissionError(
-            errno.EACCES, "not a public address, and not in image_networks (docs/advanced.md)"
-        )
+        raise PermissionError(errno.EACCES, "not a public address, and not in image_networks")
     return socket.socket(family, kind, protocol)
 
 

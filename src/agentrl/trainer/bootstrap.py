@@ -23,7 +23,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.sections import AlgorithmSection, RootConfig, TrainerSection
-from agentrl.config.validation.rank_checks import check_mesh
+from agentrl.config.validation.placement_checks import check_mesh
 from agentrl.data import MicroBatch
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.broadcast import Bucket

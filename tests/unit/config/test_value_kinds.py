@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from agentrl.config.flags import SETTINGS
-from agentrl.config.foreign_values import check_foreign
+from agentrl.config.loading import check_foreign
 from agentrl.config.own_function import OWN_FUNCTION_FLAGS, BuiltInOr, OwnFunction
 from agentrl.config.sections import RootConfig
 from agentrl.config.value_kinds import CODE, PLAIN, named_by

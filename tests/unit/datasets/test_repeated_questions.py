@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from support.stored import claim, make_task, play
 
-from agentrl.config.sections import AlgorithmSection
-from agentrl.config.validation.algorithm_checks import loss_contradictions
+from agentrl.config.rules import broken_rules
+from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.datasets.question import Question
 from agentrl.datasets.task_feed import RepeatedQuestions, TaskFeed
 from agentrl.datasets.task_stream import append_tasks, tasks_from_questions
@@ -96,5 +96,7 @@ async def test_the_feed_reads_on_for_questions_that_are_left_out(store: Trajecto
 @pytest.mark.parametrize("repeat", [0.0, 0.5])
 def test_groups_that_are_never_dropped_are_refused(repeat: float) -> None:
     section = AlgorithmSection(recipe="rloo", repeat_equal_probability=repeat)
-    assert any("--min_score_spread" in problem for problem in loss_contradictions(section))
-    assert not [*loss_contradictions(AlgorithmSection(repeat_equal_probability=repeat))]
+    (problem,) = broken_rules(RootConfig(algorithm=section))
+    assert "--min_score_spread" in problem
+    section = AlgorithmSection(repeat_equal_probability=repeat)
+    assert not [*broken_rules(RootConfig(algorithm=section))]

@@ -33,25 +33,12 @@ _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_pen
 
 def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
     """Yield problems in the settings of the loss and its corrections."""
-    corrects = algorithm.importance_correction != "none" or algorithm.veto_threshold is not None
-    if corrects and algorithm.proximal == "behavior":
-        yield (
-            "--importance_correction and veto_threshold compare the trainer's policy with the "
-            "sampler's; give --proximal recompute (or loglinear)"
-        )
-    if algorithm.proximal != "behavior" and algorithm.loss_calculator == "MINIRL":
-        yield "MINIRL uses the sampler's policy as the proximal policy; use --proximal behavior"
     if algorithm.loss_normalizer_length is not None and (
         algorithm.token_level_loss or not algorithm.skip_length_normalization
     ):
         yield (
             "--loss_normalizer_length requires --token_level_loss false and "
             "--skip_length_normalization true"
-        )
-    if algorithm.repeat_equal_probability < 1 and not algorithm.min_score_spread:
-        yield (
-            "repeat_equal_probability counts the groups that --min_score_spread drops, and 0 "
-            "drops none; add --min_score_spread 0.1"
         )
     yield from _settings_without_effect(algorithm)
 
@@ -136,13 +123,6 @@ def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:
                 f"--{name} is a setting of {' and '.join(losses)}, and {algorithm.loss_calculator} "
                 "ignores it; remove it"
             )
-    if not algorithm.importance_weight_cap_ratio:
-        for name in ("strict_in_bound", "out_of_date_decay"):
-            if getattr(algorithm, name):
-                yield (
-                    f"--{name} narrows the drop range, which --importance_weight_cap_ratio 0 turns "
-                    "off; remove one of the two"
-                )
 
 
 def check_training_sampling(sampling: SamplingSection) -> None:
@@ -152,9 +132,6 @@ def check_training_sampling(sampling: SamplingSection) -> None:
     penalties, which depend on all previous tokens, while the trainer's logprobs are those of the
     policy itself: every importance ratio would be wrong from the first step, and some tokens would
     be clipped.
-
-    Raises:
-        ConfigError: names the flag.
     """
     if sampling.temperature == 0:
         raise ConfigError(

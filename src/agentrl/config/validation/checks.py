@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from agentrl.addresses import is_loopback
 from agentrl.config.optimizer_arguments import parse_optim_args
+from agentrl.config.rules import broken_rules
 from agentrl.config.secrets import SECRET_NAME, SecretUrl, redact, secrets_of
 from agentrl.config.sections import (
     AgentSection,
@@ -36,7 +37,6 @@ from agentrl.config.validation.placement_checks import (
     ipc_contradictions,
     placement_contradictions,
     sglang_words,
-    sharing_contradictions,
     with_implied_processes,
 )
 from agentrl.errors import ConfigError
@@ -62,11 +62,7 @@ REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab", "trackio", "m
 
 
 def check_config(config: RootConfig) -> RootConfig:
-    """Return the configuration with implied values filled in.
-
-    Raises:
-        ConfigError: values contradict each other, or request something unsupported.
-    """
+    """Return the configuration with implied values filled in."""
     config = _with_implied_rollouts(with_implied_processes(config))
     for problem in (
         *_unknown_trackers(config.trainer.report_to),
@@ -81,22 +77,13 @@ def check_config(config: RootConfig) -> RootConfig:
 
 
 def check_fine_tuning(data: DataSection) -> None:
-    """Refuse fine-tuning on nothing, or on two things at once.
-
-    Raises:
-        ConfigError: not exactly one of train_file and records_of is given.
-    """
+    """Refuse fine-tuning on nothing, or on two things at once."""
     if (data.train_file is None) == (data.records_of is None):
         raise ConfigError("`agentrl sft` needs either --train_file FILE or --records_of RUN_NAME")
 
 
 def groups_per_step(config: RootConfig, num_ranks: int = 1) -> int:
-    """Return the number of groups that one optimizer step consumes.
-
-    Args:
-        config: the resolved configuration.
-        num_ranks: data-parallel ranks, which process different samples.
-    """
+    """Return the number of groups that one optimizer step consumes."""
     trainer = config.trainer
     if trainer.groups_per_step is not None:
         return trainer.groups_per_step
@@ -162,37 +149,30 @@ def _named_texts(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _contradictions(config: RootConfig) -> Iterator[str]:
+    yield from broken_rules(config)
     yield from loss_contradictions(config.algorithm)
     yield from schedule_contradictions(config.trainer)
     yield from _agent_contradictions(config.agents)
-    yield from _gateway_contradictions(config)
     yield from _rollout_contradictions(config)
     yield from _tree_contradictions(config)
     yield from _broadcast_contradictions(config)
-    yield from colocation_contradictions(config)
-    yield from sharing_contradictions(config)
     yield from ipc_contradictions(config)
     yield from _address_problems(config.inference)
     yield from _key_contradictions(config.inference)
     yield from _secrets_in_flags(config.tools)
     yield from _model_contradictions(config.model)
-    yield from _compilation_contradictions(config)
     trainer, tools = config.trainer, config.tools
     missing = [name for name in tools.tool_server_env if name not in os.environ]
     is_started = tools.tool_server_url is not None
     if missing and tools.tool_server_command is not None and not is_started:
         yield f"--tool_server_env: the environment variable {missing[0]} is not set"
-    if tools.mcp_manager_url and tools.tool_server_command:
-        yield "--mcp_manager_url and --tool_server_command are mutually exclusive; give one"
     yield from freshness_contradictions(config)
     yield from teacher_contradictions(config)
     if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
-    if trainer.eval_strategy != "no" and not config.data.has_held_out:
-        yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file (or --eval_env)"
-    yield from _environment_contradictions(config)
-    if config.run.delete_existing and not config.run.fresh:
-        yield "--delete_existing requires --fresh"
+    for name in config.data.env_variables:
+        if name not in os.environ:
+            yield f"--env_variables: the environment variable {name} is not set"
     model, output = Path(config.model.model_name_or_path), config.run.output_path
     if config.run.delete_existing and model.resolve().is_relative_to(output.resolve()):
         yield "--delete_existing would delete --model_name_or_path; use another --run_name"
@@ -203,36 +183,6 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield "--db_connection_string: expected mongodb://HOST:PORT or mongodb+srv://HOST"
     yield from _engine_contradictions(config.inference)
     yield from placement_contradictions(config)
-
-
-def _compilation_contradictions(config: RootConfig) -> Iterator[str]:
-    if not config.trainer.torch_compile:
-        return
-    if config.model.torch_dtype == "float64":
-        yield (
-            "--torch_compile true rounds to float32 where a modeling file does; with --torch_dtype "
-            "float64, give --torch_compile false"
-        )
-    if config.trainer.tp_size > 1:
-        yield (
-            "--torch_compile true and --tp_size are mutually exclusive: torch cannot compile layers "
-            "that tensor parallelism splits; give one"
-        )
-
-
-def _environment_contradictions(config: RootConfig) -> Iterator[str]:
-    data = config.data
-    for env, questions in (("env", "train_file"), ("eval_env", "eval_file")):
-        if getattr(data, env) is not None and getattr(data, questions) is not None:
-            yield f"--{env} and --{questions} are mutually exclusive; give one"
-    if data.environments and config.agents.has_agent:
-        flag = "agent" if config.agents.agent is not None else "agent_command"
-        yield f"--{next(iter(data.environments))} runs its tasks itself; remove --{flag}"
-    if data.env_scorer is not None and not data.environments:
-        yield "--env_scorer requires --env; for the questions of a file, use --default_scorer"
-    for name in data.env_variables:
-        if name not in os.environ:
-            yield f"--env_variables: the environment variable {name} is not set"
 
 
 def _model_contradictions(model: ModelSection) -> Iterator[str]:
@@ -304,41 +254,16 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
     for network in rollout.image_networks:
         if not _is_network(network):
             yield f"image_networks {network}: expected networks such as 10.1.0.0/16 or fd00::/8"
-    if rollout.enable_repetition_compress:
-        if rollout.new_context == "disabled":
-            yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
-        if rollout.repetition_early_stop_times <= 0:
-            yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
+    if rollout.enable_repetition_compress and rollout.repetition_early_stop_times <= 0:
+        yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
 
 
 def _tree_contradictions(config: RootConfig) -> Iterator[str]:
-    data, rollout = config.data, config.rollout
-    if data.rollouts == "chains":
-        for flag in ("tree_roots", "tree_branches"):
-            if getattr(data, flag) is not None:
-                yield f"--{flag} requires --rollouts tree"
-        if rollout.branch_rule != "random":
-            yield f"--branch_rule {rollout.branch_rule} requires --rollouts tree"
-        if rollout.branch_depth is not None:
-            yield "branch_depth requires --rollouts tree"
-        return
-    if (data.tree_roots or 1) >= data.num_generations:
+    data = config.data
+    if data.rollouts == "tree" and (data.tree_roots or 1) >= data.num_generations:
         yield (
             f"--rollouts tree: of --num_generations {data.num_generations}, tree_roots "
             f"{data.tree_roots or 1} leave no rollout that could branch"
-        )
-    agents = config.agents
-    if agents.has_agent:
-        flag = "--agent_command" if agents.agent is None else f"--agent {agents.agent}"
-        yield (
-            f"--rollouts tree: {flag} keeps its state in its own program, which cannot be taken to "
-            "a turn of another rollout; give --rollouts chains"
-        )
-    if rollout.new_context != "disabled" or rollout.enable_repetition_compress:
-        yield (
-            "--rollouts tree and a context that is rewritten (--new_context, "
-            "--enable_repetition_compress) are mutually exclusive: the texts behind a rewrite are "
-            "not stored; give one"
         )
 
 
@@ -357,29 +282,9 @@ def _address_problems(inference: InferenceSection) -> Iterator[str]:
             yield f"--{flag} {redact(url)}: expected http://HOST:PORT"
 
 
-def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
-    if config.inference.inference_gateway is None:
-        return
-    if not config.inference.inference_urls:
-        yield (
-            "--inference_gateway needs --inference_urls: the addresses of the servers behind it, "
-            "which receive new weights"
-        )
-    if config.model.lora_rank:
-        yield (
-            "--inference_gateway and --lora_rank are mutually exclusive: a request names the "
-            "adapter of one server, and a gateway may send it to another; give one of the two"
-        )
-
-
 def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
     if config.publish.weight_sync != "distributed":
         return
-    if config.model.lora_rank:
-        yield (
-            "--weight_sync distributed supports whole models only; use --weight_sync disk with "
-            "adapters (--lora_rank)"
-        )
     arguments = sglang_words(config.inference)
     for flags in (DP_FLAGS, PP_FLAGS):
         for flag, value in pairwise(arguments):
@@ -390,54 +295,6 @@ def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
                 )
 
 
-def colocation_contradictions(config: RootConfig) -> Iterator[str]:
-    """Find what `--colocated` does not support."""
-    if not config.inference.colocated:
-        return
-    if not config.rollout.enable_sampling:
-        yield "--colocated requires sampling; remove it or --enable_sampling false"
-    if config.inference.inference_urls:
-        yield (
-            "--colocated requires servers that AgentRL can start and restart; remove "
-            "--inference_urls"
-        )
-    if config.trainer.cpu_offload:
-        yield (
-            "--cpu_offload always keeps the trainer's state in host memory, and --colocated does "
-            "so while the servers sample; remove one of the two"
-        )
-    if config.trainer.consumer != "trainer":
-        yield (
-            f"--consumer {config.trainer.consumer}: only the trainer that publishes weights can "
-            "put the servers to sleep; remove --colocated"
-        )
-    if config.publish.publish_mode == "in_place":
-        yield (
-            "publish_mode in_place keeps the servers' cache, and --colocated releases it; use "
-            "retract or abort"
-        )
-    if config.publish.weight_sync == "distributed":
-        yield (
-            "--weight_sync distributed needs one process per GPU (NCCL), and --colocated shares "
-            "GPUs between trainer and servers; use --weight_sync disk with --colocated"
-        )
-    if config.model.lora_rank:
-        yield (
-            "--colocated releases the servers' weights, and publishing an adapter (--lora_rank) "
-            "does not restore them; give one of the two"
-        )
-
-
-def _agent_python_contradictions(agents: AgentSection) -> Iterator[str]:
-    python = agents.agent_python
-    if python is None:
-        return
-    if agents.agent is None:
-        yield "--agent_python requires --agent"
-    elif not os.access(python, os.X_OK) or python.is_dir():
-        yield f"--agent_python {python}: program not found; give the bin/python of an environment"
-
-
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
     routes = {} if agents.agent_routes is None else agents.agent_routes.get_secret_value()
     evaluated = agents.evaluated_route
@@ -446,11 +303,9 @@ def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
     if evaluated is not None and evaluated not in routes:
         known = ", ".join(routes) or "none"
         yield f"--evaluated_route {evaluated}: --agent_routes names no such model (known: {known})"
-    if agents.agent is not None and agents.agent_command is not None:
-        yield "--agent and --agent_command are mutually exclusive; give one of the two"
-    yield from _agent_python_contradictions(agents)
-    if agents.agent_env and agents.agent_command is None:
-        yield "--agent_env requires --agent_command"
+    python = agents.agent_python
+    if python is not None and (not os.access(python, os.X_OK) or python.is_dir()):
+        yield f"--agent_python {python}: program not found; give the bin/python of an environment"
     for name, route in routes.items():
         unknown = sorted(route.keys() - _ROUTE_KEYS)
         if unknown:

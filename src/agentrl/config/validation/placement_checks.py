@@ -1,16 +1,21 @@
 """The process counts that named GPUs imply, and contradictions between flags that place processes.
 
-Input: the flags. The GPUs of the machine are not known here (`launcher.cluster.gpu_placement`).
+Input: the flags. The GPUs of the machine are not known here (`launcher.cluster.gpu_placement`). Only commands
+that start ranks check their mesh.
 """
 
+import os
 import shlex
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple, Self
 
 from agentrl.config.gpu_lists import in_words
-from agentrl.config.sections import InferenceSection, RootConfig
+from agentrl.config.rules import broken_rules
+from agentrl.config.sections import InferenceSection, RootConfig, TrainerSection
 from agentrl.errors import ConfigError
 
+_MAX_RANKS = 1024
 _PLACEMENT_ARGUMENTS = {
     "--tp": "--inf_tp_size",
     "--tp-size": "--inf_tp_size",
@@ -26,11 +31,7 @@ PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
 
 
 def sglang_words(inference: InferenceSection) -> list[str]:
-    """Return `--sglang_args` word by word, `--flag=value` as two words.
-
-    Raises:
-        ConfigError: a quotation mark is not closed.
-    """
+    """Return `--sglang_args` word by word, `--flag=value` as two words."""
     try:
         return shlex.split(inference.sglang_args.replace("=", " "))
     except ValueError as error:
@@ -77,45 +78,12 @@ def placement_contradictions(config: RootConfig) -> Iterator[str]:
         yield from _server_contradictions(config)
 
 
-def sharing_contradictions(config: RootConfig) -> Iterator[str]:
-    """Find what `--share_gpus` does not support."""
-    inference = config.inference
-    if not inference.share_gpus:
-        return
-    if inference.colocated:
-        yield (
-            "--share_gpus lets trainer and servers work concurrently, and --colocated in turns; give "
-            "one of the two"
-        )
-    if inference.inference_urls:
-        yield (
-            "--share_gpus requires servers that AgentRL starts on the trainer's GPUs; remove "
-            "--inference_urls"
-        )
-    elif inference.inference_backend not in ON_GPUS:
-        yield (
-            f"--share_gpus: --inference_backend {inference.inference_backend} starts no servers on "
-            "GPUs; add --inference_backend sglang, or remove the flag"
-        )
-    if not config.rollout.enable_sampling:
-        yield "--share_gpus requires sampling; remove it or --enable_sampling false"
-    if config.publish.weight_sync == "distributed":
-        yield (
-            "--weight_sync distributed needs one process per GPU (NCCL), and --share_gpus puts two on "
-            "each; use --weight_sync disk with --share_gpus"
-        )
-
-
 def ipc_contradictions(config: RootConfig) -> Iterator[str]:
     """Find what `--weight_sync ipc` does not support."""
     inference = config.inference
     if config.publish.weight_sync != "ipc":
         return
-    if not (inference.share_gpus and inference.inference_backend == "sglang"):
-        yield (
-            "--weight_sync ipc gives SGLang on the trainer's GPU access to the trainer's memory; add "
-            "--inference_backend sglang --share_gpus, or use --weight_sync disk"
-        )
+    yield from broken_rules(config, "weight_sync=ipc")
     sizes = (
         config.trainer.num_processes,
         gpus_per_server(inference),
@@ -125,11 +93,6 @@ def ipc_contradictions(config: RootConfig) -> Iterator[str]:
         yield (
             "--weight_sync ipc supports one trainer rank and one server on one GPU; use --weight_sync "
             "disk with more"
-        )
-    if config.model.lora_rank:
-        yield (
-            "--weight_sync ipc supports whole models only; use --weight_sync disk with adapters "
-            "(--lora_rank)"
         )
 
 
@@ -157,4 +120,51 @@ def _server_contradictions(config: RootConfig) -> Iterator[str]:
         yield (
             f"{flag}: {inference.sharing_flag} puts trainer and servers on the same GPUs; repeat those of "
             "--trainer_gpus, or remove the flag"
+        )
+
+
+class MeshSizes(NamedTuple):
+    """The flags of the mesh dimensions that split a model."""
+
+    tp: int
+    ep: int
+    cp: int
+    pp: int
+
+    @classmethod
+    def of(cls, trainer: TrainerSection) -> Self:
+        """Return the sizes that the flags give."""
+        return cls(tp=trainer.tp_size, ep=trainer.ep_size, cp=trainer.cp_size, pp=trainer.pp_size)
+
+
+def check_ranks(trainer: TrainerSection) -> None:
+    """Refuse more ranks than a machine starts, and those that do not form a mesh."""
+    if os.environ.get("NUM_MACHINES", "1") not in ("", "1"):
+        raise ConfigError(
+            "NUM_MACHINES: `agentrl run` starts one machine; start the trainer's ranks on each machine "
+            "with torchrun (docs/deploy.md), or unset it"
+        )
+    if trainer.num_processes > _MAX_RANKS:
+        raise ConfigError(
+            f"--num_processes {trainer.num_processes}: a machine starts at most {_MAX_RANKS} ranks; "
+            "give one per GPU"
+        )
+    check_mesh(trainer, trainer.num_processes)
+
+
+def check_mesh(trainer: TrainerSection, num_ranks: int) -> None:
+    """Refuse ranks that do not form the requested mesh, or are too few for it."""
+    if trainer.cpu_offload and num_ranks == 1:
+        raise ConfigError(
+            "--cpu_offload requires FSDP2, which needs several ranks; start more "
+            "(--num_processes), or save memory with --gradient_checkpointing true"
+        )
+    mesh_size = trainer.dp_replicate_size * trainer.cp_size * trainer.ep_size * trainer.tp_size
+    mesh_size *= trainer.pp_size
+    if num_ranks % mesh_size:
+        raise ConfigError(
+            f"{num_ranks} trainer rank(s) do not match a mesh of --pp_size {trainer.pp_size} x "
+            f"dp_replicate_size {trainer.dp_replicate_size} x --cp_size {trainer.cp_size} x "
+            f"--ep_size {trainer.ep_size} x --tp_size {trainer.tp_size}; start a multiple of "
+            f"{mesh_size} (--num_processes), or choose smaller sizes"
         )

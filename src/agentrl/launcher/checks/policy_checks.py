@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import ModelSection, RootConfig
-from agentrl.config.validation.rank_checks import MeshSizes, check_ranks
+from agentrl.config.validation.placement_checks import MeshSizes, check_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import (
     check_can_be_computed,

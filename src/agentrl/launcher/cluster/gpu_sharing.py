@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.rules import broken_rules
 from agentrl.config.sections import RootConfig
 from agentrl.config.shared_gpus import SERVER_RESERVE, shortage_of
-from agentrl.config.validation.checks import colocation_contradictions
 from agentrl.config.validation.placement_checks import (
     gpus_per_server,
     ipc_contradictions,
-    sharing_contradictions,
 )
 from agentrl.errors import ConfigError
 from agentrl.launcher.cluster.gpu_placement import placed
@@ -112,7 +111,7 @@ def sharing_by_default(config: RootConfig) -> RootConfig:
     shared = _with_inference(config, share_gpus=True)
     sizes = (trainer.num_processes, gpus_per_server(inference), inference.num_inference_servers)
     is_single = sizes == (1, 1, 1) and len(visible_gpus(config.run.num_gpus)) == 1
-    return shared if is_single and not any(sharing_contradictions(shared)) else config
+    return shared if is_single and not any(broken_rules(shared, "share_gpus")) else config
 
 
 def settled(
@@ -160,7 +159,7 @@ def _taking_turns(
     typed: RootConfig, config: RootConfig, reason: str
 ) -> tuple[RootConfig, list[str]]:
     turns = _with_inference(config, share_gpus=False, colocated=True)
-    if any(colocation_contradictions(turns)):
+    if any(broken_rules(turns, "colocated")):
         placed(typed)  # raises the error of too few GPUs
     return turns, [f"one GPU: trainer and server take turns (--colocated), because {reason}"]
 

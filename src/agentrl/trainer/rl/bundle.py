@@ -28,8 +28,7 @@ import yaml
 
 from agentrl.config.atomic_file import atomic_file
 from agentrl.config.flags import SETTINGS
-from agentrl.config.foreign_values import check_foreign
-from agentrl.config.loading import flat_values, load_config
+from agentrl.config.loading import check_foreign, flat_values, load_config
 from agentrl.config.named_files import YamlAsTyped
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, WriteError

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from agentrl.config.foreign_values import check_foreign
-from agentrl.config.loading import build_config, flat_values
+from agentrl.config.loading import build_config, check_foreign, flat_values
 from agentrl.config.own_function import SOURCES, is_reference, with_sources
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.data import SelectedGroup, StepBatch, build_training_step, select_group
