@@ -74,9 +74,9 @@ def test_graphs_follow_memory_that_was_released(tmp_path: Path) -> None:
     checkpoint = make_model(tmp_path / "model", seed=1)
     engine = started(checkpoint)
     expected = sampled(engine)
-    engine._memory.release([])
+    engine.memory.release([])
     elsewhere = torch.empty(1 << 20, device="cuda")
-    engine._memory.resume([])
+    engine.memory.resume([])
     engine.install(read_weights(checkpoint, engine.model), "2")
     assert_same(sampled(engine), expected)
     del elsewhere

@@ -110,7 +110,7 @@ class BatchScheduler:
             self._kv = ModelCaches(model, row_limits)
             self._runner = ModelCacheRunner(model, self._kv)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
-        self._memory = MemorySaver(model, self._kv, self._prefixes, self._runner.forget_graphs)
+        self.memory = MemorySaver(model, self._kv, self._prefixes, self._runner.forget_graphs)
         self._batch = RunningBatch(self._kv, self._prefixes)
         self._running = self._batch.running
         self._waiting: deque[TokenSequence] = deque()
@@ -144,7 +144,7 @@ class BatchScheduler:
     @property
     def is_halted(self) -> bool:
         """Whether nothing can be computed: paused, memory released, or weights arriving."""
-        return self.is_paused or self._awaits_weights or not self._memory.is_whole
+        return self.is_paused or self._awaits_weights or not self.memory.is_whole
 
     @property
     def num_in_flight(self) -> int:
@@ -250,10 +250,6 @@ class BatchScheduler:
         self._prefixes.clear()
         return True
 
-    def check_weights(self) -> None:
-        """Reject new weights while the memory for them is released."""
-        self._memory.check_weights()
-
     def release_memory(self, tags: Sequence[str]) -> None:
         """Release memory, see `MemorySaver.release`.
 
@@ -267,20 +263,16 @@ class BatchScheduler:
         if self._running or (self._waiting and not self.is_paused):
             raise InferenceError("only an idle server releases memory; pause it first")
         self._sampling = None
-        self._memory.release(tags)
-
-    def resume_memory(self, tags: Sequence[str]) -> None:
-        """Allocate memory again, see `MemorySaver.resume`."""
-        self._memory.resume(tags)
+        self.memory.release(tags)
 
     def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
         """Swap checked weights in."""
-        self.check_weights()
+        self.memory.check_weights()
         self.weights_changed(label or self.label, swap_weights(self.model, tensors))
 
     def begin_weights(self) -> None:
         """Compute nothing until `weights_changed`, while the model's memory is being written."""
-        self.check_weights()
+        self.memory.check_weights()
         self._awaits_weights = True
 
     def weights_changed(self, label: str, loaded: Iterable[torch.Tensor]) -> None:
@@ -289,7 +281,7 @@ class BatchScheduler:
         `loaded` are the model's tensors, or parts of them, that have new values.
         """
         self._awaits_weights = False
-        self._memory.note_loaded(loaded)
+        self.memory.note_loaded(loaded)
         self._batch.forget_computed()
         self.label = label
 

@@ -1,8 +1,8 @@
 """Compiles grammars in a child process first, because they may crash it.
 
 The compiler is native code that recurses over what clients send: a stack overflow there ends the
-process. It also cannot be stopped: a `multipleOf` of 999983 keeps it busy for minutes, whatever the
-library's own limits are. `GrammarTrial` is the parent's side. The child (`python -m` of this module) has less stack
+process. It also cannot be stopped: a `multipleOf` of 999983 keeps it busy, whatever the library's own
+limits are. `GrammarTrial` is the parent's side. The child (`python -m` of this module) has less stack
 than the parent gives the compiler, and limits on memory and time.
 """
 

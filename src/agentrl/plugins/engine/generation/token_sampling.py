@@ -86,9 +86,7 @@ class SamplingBatch:
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Return numbers in [0, 1) that depend on seed and position only, float32 [B].
 
-    The generator is splitmix64, evaluated at the position.
-
-    Seeds and positions are uint64 [B].
+    The generator is splitmix64, evaluated at the position. Seeds and positions are uint64 [B].
     """
     with np.errstate(over="ignore"):
         state = _mix(seeds) + positions * np.uint64(0x9E3779B97F4A7C15)

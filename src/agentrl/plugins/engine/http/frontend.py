@@ -227,12 +227,18 @@ class FrontEnd:
         the cache was flushed if requested: it is not while sequences hold it. Raises
         `InferenceError` if they cannot be loaded; nothing has changed then.
         """
+
+        def install() -> tuple[int, bool]:
+            num_kept = self.scheduler.num_in_flight
+            self.scheduler.install(tensors, label)
+            return num_kept, not flush or self.scheduler.flush()
+
         async with self._updating:
-            await self.call(self.scheduler.check_weights)
+            await self.call(self.scheduler.memory.check_weights)
             tensors = await asyncio.to_thread(read_weights, path, self._model)
             if abort_all:
                 await self.call(self.scheduler.abort_all)
-            num_kept, is_flushed = await self._install(tensors, label, flush=flush)
+            num_kept, is_flushed = await self.call(install, when_idle=True)
             self.model_path = self.served_model_name = str(Path(path))
             self._record_label(label, is_flushed=is_flushed)
         return num_kept, is_flushed
@@ -268,18 +274,6 @@ class FrontEnd:
             is_flushed = not flush or await self.call(self.scheduler.flush)
             self._record_label(label, is_flushed=is_flushed)
         return is_flushed
-
-    async def _install(
-        self, tensors: Mapping[str, torch.Tensor], label: str | None, *, flush: bool
-    ) -> tuple[int, bool]:
-        """Swap weights in; return how many sequences are in flight, and False if a flush failed."""
-
-        def install() -> tuple[int, bool]:
-            num_kept = self.scheduler.num_in_flight
-            self.scheduler.install(tensors, label)
-            return num_kept, not flush or self.scheduler.flush()
-
-        return await self.call(install, when_idle=True)
 
     def _record_label(self, label: str | None, *, is_flushed: bool) -> None:
         if is_flushed and label is not None:

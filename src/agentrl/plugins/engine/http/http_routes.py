@@ -365,7 +365,7 @@ class _Routes:
 
     async def resume_memory(self, http: Request) -> Response:
         tags = (await _read(_Memory, http)).tags
-        return await self._null_after(partial(self._engine.scheduler.resume_memory, tags))
+        return await self._null_after(partial(self._engine.scheduler.memory.resume, tags))
 
     async def _null_after(self, change: Callable[[], None]) -> Response:
         """Answer a memory request; SGLang returns null on success."""

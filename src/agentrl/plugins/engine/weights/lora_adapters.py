@@ -129,10 +129,7 @@ class AdapterLayers:
         self._parts: list[tuple[Adapter, torch.Tensor | None]] = []
 
     def choose(self, adapters: Sequence[Adapter | None]) -> None:
-        """Set the adapter of each token in the next forward pass.
-
-        None means the model alone.
-        """
+        """Set the adapter of each token in the next forward pass; None means the model alone."""
         distinct = {id(adapter): adapter for adapter in adapters}
         if len(distinct) == 1:
             (only,) = distinct.values()
