@@ -212,7 +212,7 @@ _PROTOCOL = frozenset(
 _ATTRIBUTES = frozenset({"builtins:getattr", "builtins:setattr", "builtins:delattr"})
 
 
-class Shared:
+class SharedValues:
     """The containers of a message, in the order in which it names them first."""
 
     def __init__(self, items: Any = ()) -> None:
@@ -227,12 +227,12 @@ class Shared:
         self.items.append(one)
 
 
-class Call:
+class ExchangedCall:
     """What the other side has called."""
 
     def __init__(self, packed: list[Any]) -> None:
         self.packed = packed
-        self.shared = Shared()
+        self.shared = SharedValues()
         self.args: list[Any] = []
         self.kwargs: dict[str, Any] = {}
 
@@ -244,7 +244,7 @@ class Exchange:
         self._reader = reader
         self._writer = writer
         self._is_answer = is_answer
-        self._mine = Shared([_content_of])
+        self._mine = SharedValues([_content_of])
         self._theirs: dict[int, Any] = {}
         self.has_ended = False
         """Whether the other side says nothing more."""
@@ -261,7 +261,7 @@ class Exchange:
 
     def ask(self, function: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Let the other side call a function, and return or raise what comes back."""
-        shared = Shared()
+        shared = SharedValues()
         if type(function) is Handle:
             target: Any = self._packed(function, shared)
         else:
@@ -285,7 +285,7 @@ class Exchange:
                     _, *call = message
                 else:
                     kind, packed, states, text = message
-                    table = Shared(shared)
+                    table = SharedValues(shared)
                     result = self._unpacked(packed, table)
                     for one, state in zip(shared, states, strict=bool(states)):
                         items = self._unpacked_items(one, state, table)
@@ -314,7 +314,7 @@ class Exchange:
         """Send a value that no call asked for."""
         self._write(self._line("value", value))
 
-    def reply_error(self, error: BaseException, call: Call | None = None) -> None:
+    def reply_error(self, error: BaseException, call: ExchangedCall | None = None) -> None:
         """Send an exception; its class alone if it holds what cannot be sent."""
         name = type(error).__name__
         try:
@@ -326,7 +326,7 @@ class Exchange:
     def _serve(self, function: Any, args: Any, kwargs: Any) -> None:
         call = None
         try:
-            call = Call([args, kwargs])
+            call = ExchangedCall([args, kwargs])
             call.args = [self._unpacked(one, call.shared) for one in args]
             call.kwargs = {name: self._unpacked(one, call.shared) for name, one in kwargs.items()}
             value = self._target(function, call.args)(*call.args, **call.kwargs)
@@ -338,11 +338,13 @@ class Exchange:
         else:
             self._write(line)
 
-    def _line(self, kind: str, value: Any, text: str = "", call: Call | None = None) -> str:
+    def _line(
+        self, kind: str, value: Any, text: str = "", call: ExchangedCall | None = None
+    ) -> str:
         """Return a reply, with the contents of the containers of the call's arguments if one changed."""
-        table = Shared(call.shared.items if call else ())
+        table = SharedValues(call.shared.items if call else ())
         packed, states = self._packed(value, table), []
-        if call and self._packed_call(call.args, call.kwargs, Shared()) != call.packed:
+        if call and self._packed_call(call.args, call.kwargs, SharedValues()) != call.packed:
             states = [self._packed_items(one, table) for one in call.shared.items]
         return json.dumps([kind, packed, states, text[:_MAX_TEXT]])
 
@@ -368,13 +370,13 @@ class Exchange:
         is_public = type(name) is str and not name.startswith("_")
         return is_known and is_public and id(one) in self._mine.numbers
 
-    def _packed_call(self, args: Any, kwargs: Any, shared: Shared) -> list[Any]:
+    def _packed_call(self, args: Any, kwargs: Any, shared: SharedValues) -> list[Any]:
         return [
             [self._packed(one, shared) for one in args],
             {name: self._packed(one, shared) for name, one in kwargs.items()},
         ]
 
-    def _packed(self, one: Any, shared: Shared) -> Any:
+    def _packed(self, one: Any, shared: SharedValues) -> Any:
         kind = type(one)
         if one is None or kind in (bool, str, float):
             return one
@@ -403,7 +405,7 @@ class Exchange:
             return ["numpy", array.dtype.str, list(array.shape), array.tobytes().hex()]
         return self._packed_class(one) if isinstance(one, type) else self._packed_object(one)
 
-    def _packed_items(self, one: Any, shared: Shared) -> list[Any]:
+    def _packed_items(self, one: Any, shared: SharedValues) -> list[Any]:
         if isinstance(one, dict):
             pairs = list(one.items())
             return [[self._packed(key, shared), self._packed(item, shared)] for key, item in pairs]
@@ -433,7 +435,7 @@ class Exchange:
         names = (base.__name__ for base in _KINDS.values() if isinstance(one, base))
         return ["mine", self.own(one), next(names, None)]
 
-    def _unpacked(self, packed: Any, shared: Shared) -> Any:
+    def _unpacked(self, packed: Any, shared: SharedValues) -> Any:
         match packed:
             case None | bool() | int() | float() | str():
                 return packed
@@ -453,7 +455,7 @@ class Exchange:
                 return self._built(tag, parts, shared)
         raise TypeError("no value")
 
-    def _built(self, tag: str, parts: list[Any], shared: Shared) -> Any:
+    def _built(self, tag: str, parts: list[Any], shared: SharedValues) -> Any:
         if tag == "error":
             number, name, base = parts
             return self._mirrored(number, name, self._unpacked(base, shared))
@@ -475,7 +477,7 @@ class Exchange:
         array = importlib.import_module("numpy").frombuffer(bytes.fromhex(digits), kind)
         return array.reshape(shape).copy()[()]
 
-    def _unpacked_items(self, one: Any, items: Any, shared: Shared) -> list[Any]:
+    def _unpacked_items(self, one: Any, items: Any, shared: SharedValues) -> list[Any]:
         if isinstance(one, dict):
             return [(self._unpacked(key, shared), self._unpacked(at, shared)) for key, at in items]
         return [self._unpacked(item, shared) for item in items]

@@ -98,4 +98,4 @@ def test_a_rewritten_history_is_the_reason_of_one_turn() -> None:
     conversation.rewrite([{"role": "user", "content": "short"}], "summary")
     assert conversation.branch_reason == "summary"
     conversation.replied(0, np.array([1, 2], np.int32), {"role": "assistant", "content": "x"})
-    assert (conversation.branch_reason, conversation.pending) == (None, [])
+    assert [conversation.branch_reason, conversation.pending] == [None, []]

@@ -145,7 +145,7 @@ async def expire(store: TrajectoryStore, ids: list[str]) -> None:
     await store.ledger.reserve("trainer", ids, 1)
     await store.ledger.commit("trainer", 1)
     (batch,) = (await store.retention.of_step(1)).batches
-    assert await store.retention.expire(batch, None) == len(ids)
+    assert await store.retention.expire(batch) == len(ids)
     await store.retention.finish_step(1)
     await store.ledger.recover("trainer", 0)
 
