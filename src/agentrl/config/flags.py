@@ -226,9 +226,9 @@ ALIASES = {
 OPTIM_PARTS = {"adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "eps"}
 """Hugging Face's names of AdamW's arguments -> their names in `--optim_args`."""
 
-SHORTHANDS = {"bf16": ("torch_dtype", "bfloat16")}
-"""Switches of the original AgentRL -> the flag and the value that they stand for. A value other
-than `auto` given with the flag itself takes precedence."""
+SHORTHANDS = {"bf16": ("torch_dtype", "bfloat16"), "sync_sampling": ("max_staleness", "0")}
+"""Switches of the original AgentRL -> the flag and the value that they stand for. A precision
+given with `--torch_dtype` takes precedence; another staleness is an error."""
 
 _PACKED = "turns are always packed without padding"
 _STREAMED = "the trainer streams from the store and has no data loader"

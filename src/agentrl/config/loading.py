@@ -348,8 +348,11 @@ def _expand_shorthand(name: str, value: Any, sections: dict[str, dict[str, Any]]
         is_on = TypeAdapter(bool).validate_python(value)
     except ValidationError:
         raise ConfigError(f"--{name}: Input should be a valid boolean, got {value!r}") from None
-    if is_on and section.get(flag, "auto") == "auto":
+    given = section.get(flag, "auto")
+    if is_on and given == "auto":
         section[flag] = meaning
+    elif is_on and name == "sync_sampling" and str(given) != meaning:
+        raise ConfigError(f"--{name} means --{flag} {meaning}, not {given}; remove one of the two")
 
 
 def _join_optim_args(parts: Mapping[str, Any], trainer: dict[str, Any]) -> None:

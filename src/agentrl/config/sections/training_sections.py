@@ -190,8 +190,6 @@ class TrainerSection(TrainerTuning):
     """When to evaluate. `no`: never; `ends`: before the first and after the last step; `steps`:
     also every eval_steps while training continues (see docs/evaluation.md). `agentrl sft`: `ends`
     by default, if there is an eval_file."""
-    sync_sampling: bool = False
-    """Alternate between sampling and training (max_staleness 0)."""
     consumer: Annotated[str, PLAIN] = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
     """Name under which this trainer keeps its ledger. `trainer` publishes weights and admits
     samples; a trainer with another name reads the same records, writes only its own ledger, and

@@ -84,12 +84,6 @@ def freshness_contradictions(config: RootConfig) -> Iterator[str]:
             f"{algorithm.max_staleness}; give --max_staleness {algorithm.retrained_interval} or "
             "more"
         )
-    is_given = "max_staleness" in algorithm.model_fields_set
-    if config.trainer.sync_sampling and is_given and algorithm.max_staleness:
-        yield (
-            f"--sync_sampling means --max_staleness 0, not {algorithm.max_staleness}; "
-            "remove one of the two"
-        )
 
 
 def schedule_contradictions(trainer: TrainerSection) -> Iterator[str]:
@@ -99,14 +93,6 @@ def schedule_contradictions(trainer: TrainerSection) -> Iterator[str]:
             f"--lr_scheduler_type {trainer.lr_scheduler_type} replaces --warmup_steps "
             f"{trainer.warmup_steps}; remove it, and warm up in your function"
         )
-
-
-def with_implied_freshness(config: RootConfig) -> RootConfig:
-    """Return the configuration with the freshness that `--sync_sampling` implies."""
-    if not config.trainer.sync_sampling or config.algorithm.max_staleness == 0:
-        return config
-    algorithm = config.algorithm.model_copy(update={"max_staleness": 0})
-    return config.model_copy(update={"algorithm": algorithm})
 
 
 def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:

@@ -29,7 +29,6 @@ from agentrl.config.validation.algorithm_checks import (
     loss_contradictions,
     schedule_contradictions,
     teacher_contradictions,
-    with_implied_freshness,
 )
 from agentrl.config.validation.placement_checks import (
     DP_FLAGS,
@@ -69,7 +68,6 @@ def check_config(config: RootConfig) -> RootConfig:
         *_contradictions(config),
     ):
         raise ConfigError(problem)
-    config = with_implied_freshness(config)
     if config.data.default_scorer is None and config.rollout.agent_config_path is not None:
         data = config.data.model_copy(update={"default_scorer": JUDGE})
         config = config.model_copy(update={"data": data})
