@@ -52,12 +52,16 @@ def read_model_files(model_dir: str | Path, *, chat_template: str | None = None)
         raise ConfigError(f"{tokenizer_path}: not a tokenizer ({error})") from error
     config = _read_json(path / "tokenizer_config.json")
     named_tokens = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name)))}
+    template = _chat_template(path, config) if chat_template is None else chat_template
+    stop_ids = stop_token_ids(path, tokenizer)
+    if not stop_ids:
+        raise ConfigError(f"model path {path}: no file names an end-of-turn token (eos_token)")
     return ModelFiles(
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json,
-        chat_template=_chat_template(path, config) if chat_template is None else chat_template,
+        chat_template=template,
         named_tokens=named_tokens,
-        stop_token_ids=_stop_token_ids(path, tokenizer, named_tokens.get("eos_token")),
+        stop_token_ids=stop_ids,
         image_token_id=image_placeholder(path),
         image_processor=image_processor(path),
     )
@@ -117,13 +121,12 @@ def image_processor(path: Path) -> dict[str, Any]:
     return {name: settings[name] for name in sorted(settings) if name not in _CODE_NAMES}
 
 
-def _stop_token_ids(path: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:
+def stop_token_ids(path: Path, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Return the ids that end a turn, by the files that name some."""
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = _read_json(path / name).get("eos_token_id")
         found.extend([value] if isinstance(value, int) else value or [])
-    if eos_token is not None and (eos_id := tokenizer.token_to_id(eos_token)) is not None:
-        found.append(eos_id)
-    if not found:
-        raise ConfigError(f"model path {path}: no file names an end-of-turn token (eos_token)")
-    return tuple(dict.fromkeys(found))
+    eos_token = _token_text(_read_json(path / "tokenizer_config.json").get("eos_token"))
+    eos_id = tokenizer.token_to_id(eos_token) if tokenizer is not None and eos_token else None
+    return tuple(dict.fromkeys(found if eos_id is None else [*found, eos_id]))

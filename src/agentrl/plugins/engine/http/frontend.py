@@ -35,7 +35,7 @@ from agentrl.plugins.engine.http.request_bodies import (
     parse_generate,
     read_body,
 )
-from agentrl.plugins.engine.http.text_codec import TextCodec, end_of_text_ids
+from agentrl.plugins.engine.http.text_codec import TextCodec
 from agentrl.plugins.engine.weights.live_weights import read_weights
 from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters
 from agentrl.plugins.engine.weights.weight_receiver import (
@@ -88,7 +88,7 @@ class FrontEnd:
         self.limits = ModelLimits(
             context_length=context_length,
             vocab_size=int(text.vocab_size),
-            eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
+            eos_ids=self.text.end_ids(model.config),
             has_experts=attention_of(model) == ENGINE_ATTENTION
             and getattr(text, "num_experts_per_tok", None) is not None,
             max_sequences=_MAX_SEQUENCES,

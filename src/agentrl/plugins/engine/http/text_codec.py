@@ -1,17 +1,17 @@
 """Token ids to text and back, if the model directory has a tokenizer."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
+from transformers import PretrainedConfig
 
 from agentrl.errors import ConfigError
 from agentrl.plugins.engine.generation.grammars import GrammarCompiler
 from agentrl.plugins.engine.generation.token_sequence import FinishReason, TokenSequence
 from agentrl.plugins.engine.http.http_errors import InvalidRequest
+from agentrl.renderers.model_files import stop_token_ids
 
 # Stop strings are searched in the last tokens: as many as the longest has characters, plus these.
 _STOP_SLACK = 8
@@ -21,7 +21,8 @@ class TextCodec:
     """The tokenizer of a model directory, or none."""
 
     def __init__(self, model_path: str | Path) -> None:
-        file = Path(model_path) / "tokenizer.json"
+        self._model_path = Path(model_path)
+        file = self._model_path / "tokenizer.json"
         self._tokenizer: Tokenizer | None = None
         if file.is_file():
             try:
@@ -58,12 +59,11 @@ class TextCodec:
         """Return the text of one id."""
         return self.decode([token], skip_special=False) if self._tokenizer is not None else None
 
-    def id_of(self, token: str) -> int | None:
-        """Return the id of a token given as text, or None."""
-        if self._tokenizer is None:
-            return None
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found
+    def end_ids(self, config: PretrainedConfig) -> frozenset[int]:
+        """Return the ids that end a text, by the model's configuration and its directory."""
+        own = getattr(config, "eos_token_id", None)
+        named = stop_token_ids(self._model_path, self._tokenizer)
+        return frozenset([*named, *([own] if isinstance(own, int) else own or [])])
 
     def grammars(self, vocab_size: int, end_ids: frozenset[int]) -> GrammarCompiler:
         """Return a `GrammarCompiler` for this tokenizer."""
@@ -90,30 +90,3 @@ class TextCodec:
         window = max(map(len, sequence.params.stop_strings)) + _STOP_SLACK
         tail = self.decode(sequence.output_ids[-window:], skip_special=False)
         return next((stop for stop in sequence.params.stop_strings if stop in tail), None)
-
-
-def end_of_text_ids(model_path: str | Path, config: Any, text: TextCodec) -> frozenset[int]:
-    """Return the ids that end a text, by the model's, generation and tokenizer configuration."""
-    found = _as_ids(getattr(config, "eos_token_id", None))
-    found |= _as_ids(_read(Path(model_path) / "generation_config.json").get("eos_token_id"))
-    eos = _read(Path(model_path) / "tokenizer_config.json").get("eos_token")
-    content = eos.get("content") if isinstance(eos, dict) else eos
-    if isinstance(content, str):
-        found |= _as_ids(text.id_of(content))
-    return frozenset(found)
-
-
-def _as_ids(value: object) -> set[int]:
-    if isinstance(value, int):
-        return {value}
-    return {item for item in value if isinstance(item, int)} if isinstance(value, list) else set()
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: malformed JSON ({error})") from error
-    return content if isinstance(content, dict) else {}
