@@ -22,6 +22,7 @@ OWN_LOOP = ROOT / "examples/own_algorithm/own_loop.py"
 
 def command(folder: Path) -> list[str]:
     flags = {
+        "config": ROOT / "assets/demo/grpo.yaml",
         "output_dir": folder / "output",
         "logs_dir": folder / "logs",
         "mongo_data_dir": folder / "mongo",
