@@ -90,11 +90,7 @@ def broken_plugins() -> Mapping[str, str]:
 
 
 def hooks(kind: Hook) -> dict[str, str]:
-    """Return what the plugins add of a kind, by name.
-
-    Raises:
-        ConfigError: two plugins add something of the same name.
-    """
+    """Return what the plugins add of a kind, by name."""
     found: dict[str, str] = {}
     owners: dict[str, str] = {}
     for owner, plugin in installed_plugins().items():
@@ -109,21 +105,13 @@ def hooks(kind: Hook) -> dict[str, str]:
 
 
 def loaded_hook(kind: Hook, name: str) -> Any:
-    """Return what a plugin adds under a name; None if no plugin has it.
-
-    Raises:
-        ConfigError: it cannot be imported, or two plugins have it.
-    """
+    """Return what a plugin adds under a name; None if no plugin has it."""
     target = hooks(kind).get(name)
     return None if target is None else imported(target)
 
 
 def required_hook(kind: Hook, name: str, flag: str) -> Any:
-    """Return what a plugin adds under a name, for a flag that needs it.
-
-    Raises:
-        ConfigError: no plugin has it, or it cannot be imported.
-    """
+    """Return what a plugin adds under a name, for a flag that needs it."""
     found = loaded_hook(kind, name)
     if found is None:
         raise ConfigError(f"--{flag}: no installed plugin supports it ({kind}: {name})")
@@ -131,11 +119,7 @@ def required_hook(kind: Hook, name: str, flag: str) -> Any:
 
 
 def imported(target: str) -> Any:
-    """Return the object that `package.module:name` names.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the object that `package.module:name` names."""
     module, _, name = target.partition(":")
     try:
         return getattr(importlib.import_module(module), name)

@@ -10,8 +10,4 @@ class RunExport(Protocol):
     """Writes a run to files."""
 
     async def __call__(self, store: TrajectoryStore, folder: Path) -> tuple[str, dict[str, int]]:
-        """Write the run to a folder that must not exist.
-
-        Returns:
-            What was written, in the plural, and how many of it each split has.
-        """
+        """Write the run to a folder that must not exist."""

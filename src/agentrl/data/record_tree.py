@@ -122,12 +122,7 @@ def _credit_by_turn(
 
 
 def turn_worths(tree: RecordTree, scores: Sequence[float | None]) -> dict[int, TurnWorth]:
-    """Return what every turn of a scored record is worth, by the turn's number.
-
-    Args:
-        tree: of the group.
-        scores: of its records; those without a score or turns say nothing.
-    """
+    """Return what every turn of a scored record is worth, by the turn's number."""
     scored = _scored(tree, scores)
     reached, part = _rewarded_part(tree, scored, np.zeros(len(tree.before)), seat="")
     if not reached:
@@ -173,14 +168,7 @@ def _scored(tree: RecordTree, scores: Sequence[float | None]) -> dict[int, float
 def _rewarded_part(
     tree: RecordTree, finals: Mapping[int, float], rewards: np.ndarray, seat: str
 ) -> tuple[list[int], TurnTree]:
-    """Return the numbers of the turns that some records contain, and the tree of these.
-
-    Args:
-        tree: of the group.
-        finals: final rewards by the position of those records, which have turns.
-        rewards: float64 [N], of each turn.
-        seat: as in `TurnTree`.
-    """
+    """Return the numbers of the turns that some records contain, and the tree of these."""
     paths = [tree.turns[position] for position in finals]
     reached = sorted({number for path in paths for number in path})
     numbers = np.full(len(tree.before) + 1, QUESTION, dtype=np.int64)

@@ -57,9 +57,6 @@ class Rendezvous:
             host: an address of this machine that the receivers reach.
             world_size: ranks of the group, the sender's included.
             timeout_seconds: timeout for forming the group.
-
-        Raises:
-            BroadcastError: the address is not this machine's.
         """
         try:
             # Without a listener, `TCPStore` listens on all of the machine's addresses.
@@ -83,11 +80,7 @@ class Rendezvous:
         )
 
     async def form_group(self, name: str, backend: BackendName) -> "BroadcastGroup":
-        """Form the group as its sender; return when all receivers have joined.
-
-        Raises:
-            BroadcastError: they did not join in time.
-        """
+        """Form the group as its sender; return when all receivers have joined."""
 
         def form() -> BroadcastGroup:
             return _form_group(self._store, name, SENDER, self.world_size, backend, self.host)
@@ -98,11 +91,7 @@ class Rendezvous:
 async def join_group(
     assignment: RankAssignment, name: str, backend: BackendName, timeout_seconds: float
 ) -> "BroadcastGroup":
-    """Join a group as a receiver; return when all others have joined.
-
-    Raises:
-        BroadcastError: they did not join in time.
-    """
+    """Join a group as a receiver; return when all others have joined."""
 
     def join() -> BroadcastGroup:
         store = dist.TCPStore(
@@ -149,9 +138,6 @@ class BroadcastGroup:
             timeout_seconds: timeout for each tensor.
             arrived: called with the index of each complete tensor, in order, in another thread, and
                 with gloo while later tensors are in flight.
-
-        Raises:
-            BroadcastError: a peer is gone, or the timeout elapsed.
         """
         options = dist.BroadcastOptions()
         options.rootRank = SENDER
@@ -227,9 +213,6 @@ async def in_thread(operation: Callable[[], T]) -> T:
     """Run a blocking torch operation in a daemon thread.
 
     An executor's thread would be joined at exit and could block it until the operation's timeout.
-
-    Raises:
-        BroadcastError: the operation failed.
     """
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # torch cannot be stopped if the caller is cancelled

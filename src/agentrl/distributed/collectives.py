@@ -17,17 +17,7 @@ Group = dist.ProcessGroup
 def all_to_all(
     rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: Group
 ) -> torch.Tensor:
-    """Send slices of rows to the ranks of a group and return the slices received (collective).
-
-    Args:
-        rows: [sum of `sent`, ...], any dtype; the slice for each rank, in rank order.
-        sent: number of rows for each rank.
-        received: number of rows from each rank.
-        group: the ranks that exchange rows.
-
-    Returns:
-        [sum of `received`, ...], in rank order.
-    """
+    """Send slices of rows to the ranks of a group and return the slices received (collective)."""
     moved: torch.Tensor = _AllToAll.apply(rows, list(sent), list(received), group)  # type: ignore[no-untyped-call]
     return moved
 

@@ -55,11 +55,7 @@ class MeshShape:
         tp: int = 1,
         pp: int = 1,
     ) -> Self:
-        """Return the shape with these sizes whose `dp_shard` uses all remaining ranks.
-
-        Raises:
-            ConfigError: the number of ranks is not a multiple of the other sizes' product.
-        """
+        """Return the shape with these sizes whose `dp_shard` uses all remaining ranks."""
         divisor = dp_replicate * cp * ep * tp * pp
         if world_size % divisor:
             raise ConfigError(
@@ -230,9 +226,6 @@ def joined_ranks(shape: Callable[[int], MeshShape] = MeshShape.of) -> Iterator[R
 
     Args:
         shape: returns the mesh for a number of ranks.
-
-    Raises:
-        ConfigError: `shape` cannot use that many ranks.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     mesh_shape = shape(world_size)
@@ -266,9 +259,6 @@ def _private_store(world_size: int) -> Any:
 
     A TCP store serves everybody who reaches its port. Whoever writes another rank's address there
     takes its place, and ranks unpickle what they receive from each other.
-
-    Raises:
-        ConfigError: another user made the folder.
     """
     folder = Path(tempfile.gettempdir(), f"agentrl-ranks-{os.getuid()}")
     folder.mkdir(0o700, exist_ok=True)

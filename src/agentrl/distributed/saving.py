@@ -43,17 +43,7 @@ class StateWriter:
         self._pending: tuple[Future[Any], Path] | None = None
 
     def write(self, state: State, directory: Path, *, in_background: bool) -> None:
-        """Write a state (collective).
-
-        Args:
-            state: the state; with `in_background` it is copied first, and the caller may change it
-                on return.
-            directory: created if missing.
-            in_background: return as soon as the state is copied; `wait` waits for the files.
-
-        Raises:
-            WriteError: a rank could not write its part of this state or of the previous one.
-        """
+        """Write a state (collective)."""
         self.wait()
         _ignore_single_process_warning()
         options: dict[str, Any] = {
@@ -70,11 +60,7 @@ class StateWriter:
                 save(state, **options)
 
     def wait(self) -> None:
-        """Wait until this rank's state is written; on rank 0, until all ranks' states are.
-
-        Raises:
-            WriteError: a rank could not write its part.
-        """
+        """Wait until this rank's state is written; on rank 0, until all ranks' states are."""
         pending, self._pending = self._pending, None
         if pending is not None:
             future, directory = pending
@@ -83,11 +69,7 @@ class StateWriter:
 
 
 def read_state(state: State, directory: Path, ranks: Ranks) -> None:
-    """Read a state of `StateWriter` into `state`, in place (collective).
-
-    Raises:
-        ConfigError: the files hold more than a state, such as code to run, or cannot be read.
-    """
+    """Read a state of `StateWriter` into `state`, in place (collective)."""
     _ignore_single_process_warning()
     reader, planner = _MetadataReader(directory), _PlainValuePlanner()
     try:

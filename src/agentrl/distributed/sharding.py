@@ -153,17 +153,7 @@ def clip_gradients(
     over_stages: Callable[[Sequence[float]], list[float]] = list,
     counted_elsewhere: nn.Parameter | None = None,
 ) -> float:
-    """Scale gradients down to a global L2 norm of `max_norm` (collective).
-
-    Args:
-        parameters: this rank's; those of a stage of a pipeline.
-        max_norm: largest norm.
-        over_stages: adds up values over the stages of a pipeline.
-        counted_elsewhere: a parameter whose gradient another stage counts.
-
-    Returns:
-        The norm before scaling. If it is not finite, the gradients stay unchanged.
-    """
+    """Scale gradients down to a global L2 norm of `max_norm` (collective)."""
     with_gradient = [
         (parameter, parameter.grad) for parameter in parameters if parameter.grad is not None
     ]

@@ -51,14 +51,7 @@ class Stages:
     def __init__(
         self, mesh: DeviceMesh, device: torch.device, *, width: int, dtype: torch.dtype
     ) -> None:
-        """Create the stage of this rank.
-
-        Args:
-            mesh: one-dimensional, along `pp`.
-            device: of this rank.
-            width: D, of the hidden states.
-            dtype: of the hidden states.
-        """
+        """Create the stage of this rank."""
         self._group = mesh.get_group()
         self._device, self._width, self._dtype = device, width, dtype
         self.number = mesh.get_local_rank()
@@ -75,25 +68,13 @@ class Stages:
 
     @torch.no_grad()
     def forward(self, lengths: Sequence[int], compute: Compute) -> None:
-        """Pass rows through all stages (collective).
-
-        Args:
-            lengths: tokens of each row on this rank; equal on all stages.
-            compute: called for every row, in order.
-        """
+        """Pass rows through all stages (collective)."""
         for rows in self._rounds(len(lengths)):
             stage = self._stage(rows, lengths, compute, _no_loss)
             self._run(ScheduleGPipe(stage, len(rows)), rows)
 
     def forward_backward(self, lengths: Sequence[int], compute: Compute, loss: Loss) -> None:
-        """Pass rows forward and gradients back (collective); a stage ends rows in their order.
-
-        Args:
-            lengths: tokens of each row on this rank, of at least as many rows as there are stages.
-            compute: called for every row, in order; later rows come before the backward pass of
-                earlier ones.
-            loss: called on the last stage.
-        """
+        """Pass rows forward and gradients back (collective); a stage ends rows in their order."""
         for rows in self._rounds(len(lengths)):
             schedule = Schedule1F1B(
                 self._stage(rows, lengths, compute, loss),
@@ -130,13 +111,7 @@ class Stages:
     def whole_tensors(
         self, parts: Mapping[str, torch.Tensor], convert: Convert = _identity
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Gather the tensors of all stages one by one (collective); they are yielded on rank 0.
-
-        Args:
-            parts: this stage's tensors, sharded or not; tensors that several stages have are
-                gathered once.
-            convert: changes device or precision of each before it is gathered.
-        """
+        """Gather the tensors of all stages one by one (collective); they are yielded on rank 0."""
         all_descriptions: list[Any] = [None] * self.count
         descriptions = [
             (name, part.shape, convert(torch.empty(0, dtype=part.dtype)).dtype)

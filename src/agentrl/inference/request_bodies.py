@@ -31,11 +31,7 @@ _SURROGATE_MESSAGE = (
 
 
 async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
-    """Return the JSON object that a request carries.
-
-    Raises:
-        APIError: it carries anything else, is too large, or arrives too slowly.
-    """
+    """Return the JSON object that a request carries."""
     raw = await _read(http, max_bytes)
     num_objects = raw.count(b"{")
     if num_objects > _MAX_OBJECTS or num_objects + raw.count(b",") + raw.count(b"[") > _MAX_VALUES:
@@ -92,11 +88,7 @@ async def _read(http: Request, max_bytes: int) -> bytearray:
 
 
 async def while_connected(http: Request, work: Awaitable[_T]) -> _T:
-    """Await a result; cancel the work if the client disconnects first.
-
-    Raises:
-        HTTPException: the client disconnected.
-    """
+    """Await a result; cancel the work if the client disconnects first."""
     task = asyncio.ensure_future(work)
     disconnect_task = asyncio.ensure_future(_disconnect(http))
     try:

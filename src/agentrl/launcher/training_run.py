@@ -118,11 +118,7 @@ async def run_training(config: RootConfig) -> int:
 
 @asynccontextmanager
 async def beside_own_loop(config: RootConfig) -> AsyncIterator[RootConfig]:
-    """Check everything and start all processes but the trainer, which is the caller.
-
-    Yields:
-        The configuration with the addresses of the processes.
-    """
+    """Check everything and start all processes but the trainer, which is the caller."""
     check_not_running(config)
     console = run_console()
     prepared = await _prepared(console, config)

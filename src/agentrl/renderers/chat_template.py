@@ -73,16 +73,7 @@ class ChatTemplate:
     """A compiled chat template with the variables that its model's configuration gives it."""
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
-        """Compile `source`.
-
-        Args:
-            source: Jinja source.
-            variables: what the template sees in addition to messages and tools (`eos_token`,
-                `enable_thinking`, ...).
-
-        Raises:
-            ConfigError: the source is not a valid template, or too long.
-        """
+        """Compile `source`."""
         if len(source) > MAX_SOURCE_CHARS:
             raise ConfigError(f"the chat template has more than {MAX_SOURCE_CHARS:,} characters")
         try:
@@ -104,11 +95,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
     ) -> str:
-        """Return the text of a conversation.
-
-        Raises:
-            RenderError: the template refuses the conversation, or writes too much.
-        """
+        """Return the text of a conversation."""
         parts, num_left = list[str](), MAX_TEXT_CHARS
         try:
             for part in self._template.generate(

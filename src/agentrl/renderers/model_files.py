@@ -30,15 +30,7 @@ class ModelFiles:
 
 
 def read_model_files(model_dir: str | Path, *, chat_template: str | None = None) -> ModelFiles:
-    """Read tokenizer, chat template and end-of-turn ids of a model directory.
-
-    Args:
-        model_dir: directory in Hugging Face's layout.
-        chat_template: source that is used instead of the directory's own.
-
-    Raises:
-        ConfigError: the directory or a file in it is missing or malformed.
-    """
+    """Read tokenizer, chat template and end-of-turn ids of a model directory."""
     path = Path(model_dir)
     if not path.is_dir():
         raise ConfigError(f"model path {path}: no such directory")

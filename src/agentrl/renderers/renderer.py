@@ -114,9 +114,6 @@ class Renderer:
                 `auto` chooses the one that the chat template shows.
             template_variables: further variables of the template (`enable_thinking`, ...).
             chat_template: source of a template instead of the directory's own.
-
-        Raises:
-            ConfigError: a file is missing or malformed, or the parser is unknown.
         """
         return cls(
             read_model_files(model_dir, chat_template=chat_template),
@@ -128,11 +125,7 @@ class Renderer:
     def of_policy(
         cls, model: ModelSection, model_dir: Path, *, tool_call_parser: str | None = None
     ) -> "Renderer":
-        """Return the renderer of the policy that the flags describe; see `load`.
-
-        Raises:
-            ConfigError: see `load`, or the template does not use a given variable.
-        """
+        """Return the renderer of the policy that the flags describe; see `load`."""
         renderer = cls.load(
             model_dir,
             tool_call_parser=tool_call_parser,
@@ -200,11 +193,7 @@ class Renderer:
         return role in self._image_roles
 
     def check_shows_results(self) -> None:
-        """Refuse tools for a model that would not see their results.
-
-        Raises:
-            ConfigError: the template rejects or omits messages of the role `tool`.
-        """
+        """Refuse tools for a model that would not see their results."""
         if not self.traits.shows_results:
             raise ConfigError(
                 "the model's chat template does not render tool results (it rejects or omits "
@@ -217,12 +206,6 @@ class Renderer:
 
         Added tokens that no prompt contains are harmless; some families have one for images that
         the text-only model lacks.
-
-        Args:
-            num_rows: tokens that the model knows.
-
-        Raises:
-            ConfigError: a prompt could hold an id that the model does not know.
         """
         known = self._tokenizer.get_vocab(with_added_tokens=False).values()
         prompt: list[int] = []
@@ -243,11 +226,7 @@ class Renderer:
         *,
         add_generation_prompt: bool = True,
     ) -> np.ndarray:
-        """Return the prompt ids of a conversation, int32 [P].
-
-        Raises:
-            RenderError: the template or the tokenizer cannot render it.
-        """
+        """Return the prompt ids of a conversation, int32 [P]."""
         conversation, text = self._escaped(messages, tools, add_generation_prompt)
         return _int32(self._untrusted.encode(text, conversation.literals))
 
@@ -263,18 +242,6 @@ class Renderer:
 
         That is the template's text between the generation prompt and the token that ends the turn,
         including this token.
-
-        Args:
-            history: the messages that the reply answers.
-            reply: the assistant's message.
-            tools: the tools that the model was shown.
-            following: the messages after it. Some templates end a turn with the token that starts
-                the next one.
-
-        Raises:
-            RenderError: the reply cannot be written so that, parsed, it gives the same calls,
-                thinking and content (the text names the field), or the template ends it with none
-                of the model's stop tokens.
         """
         conversation, closed = self._escaped([*history, reply], tools, False)
         differences = []
@@ -303,18 +270,11 @@ class Renderer:
 
         Templates check ids (Mistral's) or write them (Kimi's), and some write the name of the tool
         of a result.
-
-        Raises:
-            RenderError: a call is malformed; the text names its message.
         """
         return with_call_ids(messages, self._format)
 
     def unshown(self, messages: Sequence[Message], tools: Tools = ()) -> list[str]:
-        """Return what the template leaves out of a conversation, apart from replies: `[1].content`.
-
-        Raises:
-            RenderError: the template or the tokenizer cannot render it.
-        """
+        """Return what the template leaves out of a conversation, apart from replies: `[1].content`."""
         marked, marks = marked_texts(messages)
         _, text = self._escaped(marked, tools, False)
         missing = [place for place, mark in marks.items() if mark not in text]
@@ -332,18 +292,7 @@ class Renderer:
         new_messages: Sequence[Message],
         tools: Tools = (),
     ) -> PromptIncrement:
-        """Return the prompt of the next turn as an increment to its parent.
-
-        Args:
-            parent_full_ids: prompt and output ids of the parent turn, int32 [F].
-            messages_before: the parent's messages and, last, the assistant message of its reply
-                (`Reply.message`).
-            new_messages: messages since then (tool results, a user's message).
-            tools: the tools that the parent was shown.
-
-        Raises:
-            RenderError: the template or the tokenizer cannot render it.
-        """
+        """Return the prompt of the next turn as an increment to its parent."""
         if not messages_before or messages_before[-1].get("role") != "assistant":
             raise RenderError(
                 "a prompt is extended from the assistant message of the parent's reply"
@@ -372,25 +321,14 @@ class Renderer:
         *,
         reason: str,
     ) -> PromptIncrement:
-        """Render an edited context, sharing the longest common prefix with its parent.
-
-        Raises:
-            RenderError: the template or the tokenizer cannot render it.
-        """
+        """Render an edited context, sharing the longest common prefix with its parent."""
         conversation, text = self._escaped(messages, tools, True)
         return self._branch(parent_full_ids, conversation, text, reason)
 
     def parse(
         self, output_ids: Sequence[int] | np.ndarray, *, turn: int = 0, tools: Tools = ()
     ) -> Reply:
-        """Parse a turn's output; never raises on a model's text.
-
-        Args:
-            output_ids: sampled ids, with or without the end-of-turn token, int [T].
-            turn: index of the turn; it numbers the tool calls.
-            tools: the tools that the model was shown; in formats that write all values as text,
-                their schemas determine the types.
-        """
+        """Parse a turn's output; never raises on a model's text."""
         ids = [int(id_) for id_ in output_ids]
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
@@ -419,10 +357,6 @@ class Renderer:
 
         Args:
             tool: name of the tool; None leaves it to the model.
-
-        Raises:
-            RenderError: the format of the model's calls does not define how a call starts, or the
-                name contains a control token.
         """
         if tool is not None and self._untrusted.count(tool):
             raise RenderError(f"the tool's name {tool!r} contains a control token")
@@ -437,15 +371,7 @@ class Renderer:
         )
 
     def json_grammar(self, schema: Mapping[str, Any], *, may_call: bool = False) -> Grammar:
-        """Return the grammar of a reply that must be JSON, apart from thinking.
-
-        Args:
-            schema: the JSON schema.
-            may_call: a reply may call tools instead.
-
-        Raises:
-            RenderError: the format of the model's calls does not define how a call starts.
-        """
+        """Return the grammar of a reply that must be JSON, apart from thinking."""
         if self._format.split is not None:
             raise RenderError(
                 "a reply made of channels (gpt-oss) cannot be constrained to JSON; omit "
@@ -479,26 +405,14 @@ class Renderer:
         return _int32(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of untrusted text, without control tokens, int32 [T].
-
-        Raises:
-            RenderError: the tokenizer has no plain form of a literal in the text.
-        """
+        """Return the ids of untrusted text, without control tokens, int32 [T]."""
         message = {"role": "user", "content": text}
         escaped = self._untrusted.escape([message], ())
         content = str(escaped.messages[0]["content"])
         return _int32(self._untrusted.encode(content, escaped.literals))
 
     def fill(self, template: str, values: Mapping[str, str]) -> np.ndarray:
-        """Return the ids of a text, control tokens included, with untrusted values in it, int32 [T].
-
-        Args:
-            template: is trusted.
-            values: by what they replace in it.
-
-        Raises:
-            RenderError: the tokenizer has no plain form of a literal in a value.
-        """
+        """Return the ids of a text, control tokens included, with untrusted values in it, int32 [T]."""
         messages = [{"role": "user", "content": value} for value in values.values()]
         escaped = self._untrusted.escape(messages, (), edges=True)
         written = {

@@ -103,15 +103,6 @@ def parse_reply(
     Thinking and calls are told apart from left to right: a `<think>` inside a call is part of the
     call, a call inside thinking is part of the thinking. Unclosed thinking ends where the
     well-formed calls at the end of the reply start, if any.
-
-    Args:
-        text: what the model wrote.
-        format_: how it writes calls.
-        starts_inside: the prompt ended inside a block of thinking.
-        turn: number of the turn; calls without an id get one made from it and their position.
-        tools: the tools that it was shown; their schemas determine the types of untyped values.
-        marks: the marks of its thinking.
-        form: of the message that represents it.
     """
     if format_.split is not None:
         reasoning, content, found = format_.split(text, tools)

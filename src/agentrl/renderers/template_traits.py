@@ -73,15 +73,7 @@ class TemplateTraits:
 
 
 def template_traits(template: ChatTemplate, format_: ToolCallFormat) -> TemplateTraits:
-    """Detect the traits of a template.
-
-    Args:
-        template: the model's.
-        format_: how the model writes calls.
-
-    Raises:
-        ConfigError: the template cannot render a plain question.
-    """
+    """Detect the traits of a template."""
     probe: Message = {"role": "assistant", "content": _PROBE}
     try:
         open_ = template.render([_QUESTION], (), add_generation_prompt=False)

@@ -67,10 +67,6 @@ def split_reasoning(text: str, *, starts_inside: bool = False) -> tuple[str, str
 
     Unclosed thinking is all reasoning. A closing mark without an opening one makes all text before
     it reasoning: the prompt may have opened the block.
-
-    Args:
-        text: what the model wrote.
-        starts_inside: the prompt ended inside a block of thinking.
     """
     if IN_CHANNELS.match(text):
         found = split_channels(text)

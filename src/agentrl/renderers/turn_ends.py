@@ -20,10 +20,6 @@ def turn_ends(template: ChatTemplate, control_tokens: Iterable[str]) -> tuple[st
 
     The two differ in some templates (gpt-oss ends the last reply with `<|return|>`, earlier ones
     with `<|end|>`), and some write only the start of the next message (GLM's `<|user|>`).
-
-    Args:
-        template: the model's.
-        control_tokens: texts of the tokenizer's added tokens.
     """
     texts = sorted(filter(None, control_tokens), key=len, reverse=True)
     if not texts:

@@ -44,14 +44,7 @@ class MessageWriter:
         format_: ToolCallFormat,
         stops: Collection[str],
     ) -> None:
-        """Prepare for a template.
-
-        Args:
-            template: the model's.
-            traits: its traits.
-            format_: how the model writes calls.
-            stops: the texts of the tokens that end a turn.
-        """
+        """Prepare for a template."""
         self._stops = stops
         self._template = template
         self._traits = traits
@@ -60,14 +53,7 @@ class MessageWriter:
         self._shown: dict[_Shape, bool] = {}
 
     def written(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages whose every part the template shows.
-
-        Args:
-            messages: with `content` as text or parts, and arguments as objects.
-
-        Raises:
-            RenderError: a part can be written neither by the template nor as text.
-        """
+        """Return messages whose every part the template shows."""
         if not self._traits.shows_developer:
             messages = [
                 {**message, "role": "system"} if message["role"] == "developer" else message
@@ -84,10 +70,6 @@ class MessageWriter:
         """Yield the texts after the prompt that may give the last message, the likeliest first.
 
         Each includes what ends the turn, if the template writes that with the message.
-
-        Args:
-            conversation: as written, the reply included.
-            closed: the template's text for it.
         """
         *before, message = conversation.messages
         prompt = conversation.rendered(self._template, len(before), add_generation_prompt=True)
@@ -134,13 +116,7 @@ class MessageWriter:
         return text[: position + len(stop)], stop
 
     def difference(self, message: Message, reply: Reply, tools: Tools) -> str | None:
-        """Return how a reply differs from the message that it should give, or None.
-
-        Args:
-            message: as the caller gave it.
-            reply: what the parser reads in its rendered text.
-            tools: those that the model was shown.
-        """
+        """Return how a reply differs from the message that it should give, or None."""
         given = parse_reply(_text_of(message), self._format, tools=tools, marks=self._traits.marks)
         calls = [(call.name, call.arguments) for call in given.tool_calls]
         for position, call in enumerate(calls_of(message)):
@@ -235,11 +211,7 @@ class MessageWriter:
         return self.difference(message, reply, ()) is None
 
     def _alone(self, message: Message, tools: Tools) -> str | None:
-        """Return the template's text of a first reply; None if it is not one after the prompt.
-
-        Raises:
-            RenderError: the template refuses it.
-        """
+        """Return the template's text of a first reply; None if it is not one after the prompt."""
         prompt = self._template.render([_QUESTION], tools, add_generation_prompt=True)
         closed = self._template.render([_QUESTION, message], tools, add_generation_prompt=False)
         return closed[len(prompt) :] if closed.startswith(prompt) else None
@@ -253,11 +225,7 @@ class MessageWriter:
 
 
 def calls_of(message: Message) -> list[CallToWrite]:
-    """Return the structured calls of a message, in OpenAI's form or as bare functions.
-
-    Raises:
-        RenderError: one is no object with a name.
-    """
+    """Return the structured calls of a message, in OpenAI's form or as bare functions."""
     calls = []
     for position, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function", call) if isinstance(call, Mapping) else None

@@ -33,11 +33,7 @@ class _GiveUp(Exception):
 
 
 def open_chat_client(timeout: float) -> httpx.AsyncClient:
-    """Return a client for several requests; its caller closes it.
-
-    Raises:
-        ConfigError: the environment names a proxy that cannot be used.
-    """
+    """Return a client for several requests; its caller closes it."""
     return open_client(timeout=timeout, verify=_ssl_context(), headers=NOT_COMPRESSED)
 
 
@@ -50,22 +46,7 @@ async def ask_models(
     backoff_factor: float = 2.0,
     admit: Admit | None = None,
 ) -> tuple[str, _T]:
-    """Ask the models in order until one returns a usable reply.
-
-    Args:
-        client: a client from `open_chat_client`.
-        settings: the models, and how often each is asked.
-        prompt: the user message.
-        read: returns the meaning of a reply; raises `Retryable` when it has none.
-        backoff_factor: by which the delay grows from request to request.
-        admit: the context of each request; raises `MayNotAsk` when the model may not be asked now.
-
-    Returns:
-        The name of the model that replied, and the result of `read`.
-
-    Raises:
-        InferenceError: no model returned a usable reply; the message gives the last error of each.
-    """
+    """Ask the models in order until one returns a usable reply."""
 
     async def attempt(endpoint: ModelEndpoint) -> _T:
         async with nullcontext() if admit is None else admit(endpoint):
@@ -86,12 +67,7 @@ async def ask_models(
 async def _ask(
     client: httpx.AsyncClient, endpoint: ModelEndpoint, settings: ChatModels, prompt: str
 ) -> str:
-    """Return one model's reply to one user message.
-
-    Raises:
-        Retryable: the server failed, was too slow, or sent no chat completion.
-        _GiveUp: the server refused the request, or the address is invalid.
-    """
+    """Return one model's reply to one user message."""
     key = endpoint.api_key.get_secret_value()
     body = {
         **settings.extra_body,

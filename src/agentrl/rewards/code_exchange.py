@@ -271,12 +271,7 @@ class Exchange:
         return self.received(shared.items, is_next=function is next)
 
     def received(self, shared: list[Any], *, is_next: bool = False) -> Any:
-        """Serve the other side until it replies, and return or raise its reply.
-
-        Args:
-            shared: containers that were sent; they get the content that they have there by now.
-            is_next: whether the reply may be the end of an iteration.
-        """
+        """Serve the other side until it replies, and return or raise its reply."""
         while True:
             message = self._read()
             call, is_raised, result, text = None, False, None, ""

@@ -96,9 +96,6 @@ async def run_connected(
         other_files: those of the second's.
         seconds: how long both may run.
         memory_megabytes: memory of each of their processes.
-
-    Raises:
-        ConfigError: this machine has no namespaces, and the program would see the user's files.
     """
     async with _room() as root:
         both = [{**one, "program.py": program} for one in (files, other_files)]

@@ -65,12 +65,7 @@ _TRUTHS = {"yes": True, "true": True, "no": False, "false": False}
 @MCPScorerFactory.register_scorer("agentcpm", needs_judge=True, needs_answer=True)
 @MCPScorerFactory.register_scorer("asearcher", needs_judge=True, needs_answer=True)
 async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> Verdict:
-    """Ask the judge whether `answer` agrees with the reference: 1 or 0.
-
-    Raises:
-        ScoringError: no model gave a clear verdict.
-        ConfigError: no judge is configured.
-    """
+    """Ask the judge whether `answer` agrees with the reference: 1 or 0."""
     if config is None:
         raise ScoringError("the judge has no configuration (set --agent_config_path)")
     settings = config.judge_settings()

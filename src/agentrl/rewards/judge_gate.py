@@ -57,9 +57,6 @@ class JudgeGate:
 
         Args:
             requests_per_minute: of all samplers together; None for no limit.
-
-        Raises:
-            MayNotAsk: the judge is paused, or too many requests wait.
         """
         await self._turn(requests_per_minute)
         self._is_probing = self._is_tripped

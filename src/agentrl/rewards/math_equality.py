@@ -40,10 +40,6 @@ def is_equal(right: str, answer: str) -> bool:
 
     Symbols are case-sensitive: `A` and `a` differ. Choices are for the scorer `choice`, which accepts
     both.
-
-    Args:
-        right: the reference.
-        answer: the answer.
     """
     one, other = read_answer(right), read_answer(answer)
     if not one.number or not other.number:

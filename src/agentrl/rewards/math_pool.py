@@ -40,9 +40,6 @@ class MathPool:
         """Return 1 if `answer` equals one of the accepted answers.
 
         An answer that cannot be compared within the limit counts as wrong.
-
-        Raises:
-            ScoringError: a worker failed independently of the answer.
         """
         if len(answer) > _MAX_ANSWER_CHARS:
             return Verdict(0.0, detail=f"longer than {_MAX_ANSWER_CHARS} characters")

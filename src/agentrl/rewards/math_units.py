@@ -91,13 +91,7 @@ class Unit:
 
 
 def parse_unit(text: str, *, is_marked: bool) -> Unit | None:
-    """Return the unit that a text names, or None if the text is part of an expression.
-
-    Args:
-        text: the text behind a number.
-        is_marked: it is set as text or apart from the number, so that unknown words are units too
-            (`42 apples`, but not `3xy`).
-    """
+    """Return the unit that a text names, or None if the text is part of an expression."""
     bases: Counter[str] = Counter()
     factor, scale, sign, power = Fraction(1), 1, 1, 1
     words = []

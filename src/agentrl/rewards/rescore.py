@@ -44,10 +44,6 @@ async def rescore(
     Existing scores are kept. If a record has none because of a defect in this scorer, the score
     becomes the record's own. The call may be repeated, also by several processes at once: a record
     has one score of each scorer and version.
-
-    Raises:
-        ConfigError: the scorer lacks its configuration.
-        StoreError: the store failed.
     """
     counts = RescoreCounts()
     slots = asyncio.Semaphore(CONCURRENCY)

@@ -23,11 +23,7 @@ _MAX_ISOLATED_RETRIES = 2
 
 
 class ScorerProcess:
-    """A child process that is started when it is first needed, and again after its end.
-
-    Args:
-        source: the Python file, or the module by its dotted name, that registers the scorers.
-    """
+    """A child process that is started when it is first needed, and again after its end."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -42,11 +38,6 @@ class ScorerProcess:
             name: name of the scorer.
             max_seconds: timeout of its function.
             *arguments: picklable arguments of the function.
-
-        Raises:
-            ScoringError: the scorer could not decide.
-            ScorerDefect: the function failed, took too long, or ended its process.
-            ConfigError: the scorer lacks its configuration.
         """
         call = base64.b64encode(pickle.dumps((name, max_seconds, arguments))).decode()
         if self._shared is None or not self._shared.is_alive:

@@ -24,11 +24,7 @@ LONG_SECONDS = 30.0
 
 
 class ScorerThreads:
-    """Runs functions in threads that end with the process.
-
-    Args:
-        num_slots: maximum number of functions that run at the same time.
-    """
+    """Runs functions in threads that end with the process."""
 
     def __init__(self, num_slots: int) -> None:
         self._slots = threading.Semaphore(num_slots)
@@ -43,9 +39,6 @@ class ScorerThreads:
             max_seconds: timeout, counted from the start of the function.
             function: the function to run.
             *arguments: its arguments.
-
-        Raises:
-            ScorerTimeout: it takes too long.
         """
         loop = asyncio.get_running_loop()
         started, outcome = loop.create_future(), Future[Any]()

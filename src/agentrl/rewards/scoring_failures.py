@@ -22,12 +22,7 @@ _BUSY = frozenset({408, 409, 425, 429})
 
 
 def as_scoring_error(error: Exception, what: str) -> AgentRLError:
-    """Classify the exception of a scoring function; errors of AgentRL are returned unchanged.
-
-    Args:
-        error: the exception.
-        what: name of the scorer, for the message.
-    """
+    """Classify the exception of a scoring function; errors of AgentRL are returned unchanged."""
     if isinstance(error, AgentRLError):
         return error
     name = type(error).__name__
@@ -40,15 +35,7 @@ def as_scoring_error(error: Exception, what: str) -> AgentRLError:
 
 
 def as_number(value: object, what: str) -> float:
-    """Return the result of a scoring function as a finite float; NumPy scalars are accepted.
-
-    Args:
-        value: the returned value.
-        what: name of the scorer, for the message.
-
-    Raises:
-        ScorerDefect: it is not such a number.
-    """
+    """Return the result of a scoring function as a finite float; NumPy scalars are accepted."""
     # `SupportsFloat` covers everything that `float` accepts except text; arrays claim to support
     # it.
     returned = type(value).__name__

@@ -67,19 +67,11 @@ class Summarizer(Protocol):
     async def summarize_result(
         self, tool_name: str, arguments: Mapping[str, Any], content: str
     ) -> str | None:
-        """Return a summary of a tool's result, or None to keep the result.
-
-        Raises:
-            InferenceError: none of its models answered.
-        """
+        """Return a summary of a tool's result, or None to keep the result."""
         ...
 
     async def summarize_history(self, question: str, transcript: str) -> str:
-        """Return a summary of the policy's work so far.
-
-        Raises:
-            InferenceError: none of its models answered.
-        """
+        """Return a summary of the policy's work so far."""
         ...
 
 

@@ -32,17 +32,7 @@ class EvaluatedRoute:
     async def reply(
         self, conversation: Conversation, sampling: SamplingParams, images: Mapping[str, str]
     ) -> ForwardedReply:
-        """Return its reply to a conversation.
-
-        Args:
-            conversation: with the messages that it has not seen yet.
-            sampling: temperature, top_p and the longest reply.
-            images: `data:` URL of every image in the messages, by its address.
-
-        Raises:
-            InferenceError: the server gave no answer.
-            APIError: it refused the request.
-        """
+        """Return its reply to a conversation."""
         body: dict[str, Any] = {
             "messages": [_sent(message, images) for message in conversation.history],
             "temperature": sampling.temperature,
@@ -54,11 +44,7 @@ class EvaluatedRoute:
         return await self.models.ask(self.name, body)
 
     async def check(self) -> None:
-        """Ask for one short reply.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Ask for one short reply."""
         try:
             await self.models.ask(self.name, _TRIAL)
         except (InferenceError, APIError) as error:

@@ -90,16 +90,7 @@ class ForwardedModels:
         return tuple(self._models)
 
     async def ask(self, name: str, body: Mapping[str, Any]) -> ForwardedReply:
-        """Forward a chat request.
-
-        Args:
-            name: a name of `names`.
-            body: the request as the agent made it.
-
-        Raises:
-            InferenceError: the endpoint did not answer, or may answer a retry.
-            APIError: it refused the request itself.
-        """
+        """Forward a chat request."""
         model = self._models[name]
         sent = {key: value for key, value in body.items() if key != "stream_options"}
         headers = {} if model.api_key is None else {"Authorization": f"Bearer {model.api_key}"}

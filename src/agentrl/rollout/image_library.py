@@ -59,14 +59,7 @@ class ImageLibrary:
         self._inlined_bytes = 0
 
     async def keep(self, addresses: Sequence[str]) -> tuple[str, ...]:
-        """Store images and return their addresses there.
-
-        Args:
-            addresses: `data:` URLs, http(s) URLs, or addresses of stored images.
-
-        Raises:
-            RenderError: one cannot be fetched, is too large, or is not an image.
-        """
+        """Store images and return their addresses there."""
         return tuple([await self._keep(address) for address in addresses])
 
     async def inlined(self, addresses: Sequence[str]) -> tuple[str, ...]:
@@ -120,12 +113,7 @@ def _shortened(address: str) -> str:
 
 
 async def _fetch(url: str, *, max_bytes: int, networks: Sequence[_Network]) -> bytes:
-    """Return the content of an http(s) address.
-
-    Raises:
-        ValueError: it cannot be fetched within `_FETCH_SECONDS`, exceeds `max_bytes`, or lies on a
-            network that may not be connected to.
-    """
+    """Return the content of an http(s) address."""
     connector = aiohttp.TCPConnector(socket_factory=lambda info: _checked_socket(info, networks))
     timeout = aiohttp.ClientTimeout(_FETCH_SECONDS)
     data = bytearray()

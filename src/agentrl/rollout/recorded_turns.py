@@ -52,11 +52,7 @@ class ResumedTurns:
         return None
 
     def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
-        """Return the prompt of turn `index`.
-
-        Raises:
-            RenderError: a recorded turn was sampled from a different prompt.
-        """
+        """Return the prompt of turn `index`."""
         prompt = conversation.next_prompt(renderer)
         if index < len(self.turns):
             turn = self.turns[index]
@@ -98,19 +94,7 @@ class ForkPoint:
         sampling: Mapping[str, Any] | None = None,
         tools_keep_state: bool,
     ) -> None:
-        """Mark the fork.
-
-        Args:
-            parent: all turns of the parent's attempt.
-            turn: index of the first turn that is sampled again.
-            messages: messages that replace those added after the previous turn.
-            sampling: parameters that differ from the parent's.
-            tools_keep_state: tools cannot be called in the middle of a rollout: recorded results
-                are used for as long as the calls equal the parent's.
-
-        Raises:
-            ConfigError: the turn does not exist, or cannot be sampled again.
-        """
+        """Mark the fork."""
         check_fork_turn(parent, turn)
         self.turn = turn
         self.messages = None if messages is None else tuple(messages)
@@ -155,11 +139,7 @@ class ForkPoint:
         )
 
     def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
-        """Return a recorded result: always before the fork; after it only if tools keep state.
-
-        Raises:
-            ToolError: the tools keep state, and this call was not recorded.
-        """
+        """Return a recorded result: always before the fork; after it only if tools keep state."""
         if turn.index < self.turn:
             return _result_of(turn, call.id)
         if not self._tools_keep_state:
@@ -204,9 +184,6 @@ class BranchTurns:
             own: the turns of this attempt, if another process began it.
             replays_calls: see the attribute.
             state: see the attribute.
-
-        Raises:
-            ConfigError: the turn does not exist, or cannot be sampled again.
         """
         self._start = ForkPoint(parent, turn, tools_keep_state=False)
         self._own = ResumedTurns(tuple(own))
@@ -225,11 +202,7 @@ class BranchTurns:
         return index < len(self._own.turns)
 
     def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
-        """Return the prompt of turn `index`: up to the branch the stored one.
-
-        Raises:
-            RenderError: see `ResumedTurns`.
-        """
+        """Return the prompt of turn `index`: up to the branch the stored one."""
         source = self._start if index <= self._start.turn else self._own
         return source.prompt(index, conversation, renderer)
 

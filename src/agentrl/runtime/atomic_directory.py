@@ -18,10 +18,6 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory that becomes `target` when the block ends without error.
 
     An existing `target` is replaced.
-
-    Raises:
-        WriteError: it could not be written; nothing of it is left, and an existing `target` is
-            unchanged.
     """
     staging = stage_directory(target)
     try:
@@ -37,9 +33,6 @@ def stage_directory(target: Path) -> Path:
     """Return an empty directory to fill, which `commit_directory` moves to `target`.
 
     For directories that several functions or processes fill; use `atomic_directory` otherwise.
-
-    Raises:
-        WriteError: it could not be created.
     """
     staging = _sibling(target, "tmp")
     try:
@@ -54,9 +47,6 @@ def commit_directory(staging: Path, target: Path) -> None:
     """Make a directory durable and move it to `target`.
 
     An existing `target` is replaced, and stays until the new directory is complete.
-
-    Raises:
-        WriteError: it could not be moved; an existing `target` is unchanged.
     """
     outgoing = _sibling(target, "old")
     try:

@@ -8,11 +8,7 @@ MIN_FREE_BYTES = 64 << 20
 
 
 def full_disk(path: Path) -> str | None:
-    """Return a message that the disk of a path is full, or None if it is not.
-
-    Args:
-        path: a file or directory, which need not exist yet.
-    """
+    """Return a message that the disk of a path is full, or None if it is not."""
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free >= MIN_FREE_BYTES:

@@ -30,11 +30,7 @@ def pack_folders(folders: Mapping[str, Path]) -> bytes | None:
 
 
 def unpack_folders(packed: bytes, folders: Mapping[str, Path]) -> None:
-    """Replace the content of folders by what `pack_folders` read under their names.
-
-    Raises:
-        ValueError: no `pack_folders` makes such bytes.
-    """
+    """Replace the content of folders by what `pack_folders` read under their names."""
     done = _run("unpack", folders, packed)
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]

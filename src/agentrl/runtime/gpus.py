@@ -91,11 +91,7 @@ def smallest_gpu_bytes() -> int | None:
 
 
 def visible_gpus(count: int | None = None) -> tuple[str, ...]:
-    """Return the GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES.
-
-    Args:
-        count: their number, if the user has specified it.
-    """
+    """Return the GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES."""
     value = os.environ.get(VISIBLE)
     names = None if value is None else _visible_names(value)
     if count is not None:

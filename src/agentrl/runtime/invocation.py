@@ -12,9 +12,6 @@ def typed_command(*words: str) -> str:
 
     It is `agentrl` if the shell finds this environment's script, else the script's path
     (`.venv/bin/agentrl`), else this interpreter with `-m agentrl`.
-
-    Args:
-        words: the command and its flags; they are quoted for a shell.
     """
     return " ".join([_program(), *map(shlex.quote, words)])
 

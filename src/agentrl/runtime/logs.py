@@ -103,11 +103,6 @@ def setup_logging(process: str, log_file: Path | None = None, *, console: bool =
 
     The level comes from `LOG_LEVEL` (default INFO). Libraries that log every request are limited to
     WARNING. Repeated warnings and errors are bounded, see `RepeatLimit`.
-
-    Args:
-        process: short name of the process (`sampler-0`), part of every line.
-        log_file: lines are appended to it; its folder is created if missing.
-        console: whether lines also go to standard error.
     """
     level = os.environ.get("LOG_LEVEL", "INFO").upper()
     formatter = _OneLineFormatter(

@@ -18,9 +18,6 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
     """Return a free port: `preferred` or one of the next if possible, else any.
 
     Another process may still take it before it is used; the listener then reports the error.
-
-    Raises:
-        ConfigError: `host` is not an address of this machine.
     """
     for port in (*_candidates(preferred), 0):
         with contextlib.suppress(OSError), socket.socket(family_of(host)) as probe:
@@ -31,11 +28,7 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
 
 
 def listening(host: str, port: int, *, backlog: int | None = None) -> socket.socket:
-    """Return a socket that listens on an address.
-
-    Raises:
-        ConfigError: another process has the port, or `host` is not an address of this machine.
-    """
+    """Return a socket that listens on an address."""
     try:
         return socket.create_server((host, port), family=family_of(host), backlog=backlog)
     except OSError as error:
@@ -43,11 +36,7 @@ def listening(host: str, port: int, *, backlog: int | None = None) -> socket.soc
 
 
 def listening_near(host: str, preferred: int) -> socket.socket:
-    """Return a socket that listens on `preferred`, on one of the next ports, or on any.
-
-    Raises:
-        ConfigError: `host` is not an address of this machine.
-    """
+    """Return a socket that listens on `preferred`, on one of the next ports, or on any."""
     for port in _candidates(preferred):
         try:
             return socket.create_server((host, port), family=family_of(host))
@@ -72,11 +61,7 @@ class ReservedPort:
     """
 
     def __init__(self, host: str, preferred: int = 0) -> None:
-        """Reserve `preferred` or one of the next ports; any port if it is 0.
-
-        Raises:
-            ConfigError: all of them are taken, or `host` is not an address of this machine.
-        """
+        """Reserve `preferred` or one of the next ports; any port if it is 0."""
         self._socket = _bind(host, preferred)
         self.port = int(self._socket.getsockname()[1])
         if sys.platform == "linux":

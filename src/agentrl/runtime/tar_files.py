@@ -21,11 +21,6 @@ def unpack_files(archive: tarfile.TarFile, folder: Path, *, max_files: int, max_
         folder: exists, and holds nothing.
         max_files: the most members.
         max_bytes: the largest size of all files together.
-
-    Raises:
-        tarfile.TarError: a member is neither a plain file nor a folder, leads out of the folder or
-            is given twice, or there are more or larger ones than allowed.
-        OSError: a file cannot be written.
     """
     num_bytes = 0
     for number, member in enumerate(archive, 1):

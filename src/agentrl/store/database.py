@@ -268,11 +268,6 @@ def operation(
 
     Driver errors become StoreErrors. A repeatable operation (one that may run twice without harm)
     is retried for a bounded time after the connection or the primary was lost.
-
-    Args:
-        action: what the method does, for the error text.
-        repeatable: False if running twice differs from running once: a claim whose reply was lost
-            has taken a slot, and a second claim would take another.
     """
 
     def decorate(method: _Method[D, P, R]) -> _Method[D, P, R]:
@@ -382,12 +377,7 @@ async def connected(
     server_selection_timeout: float,
     outage_seconds: float = OUTAGE_SECONDS,
 ) -> AsyncIterator[RunDatabase]:
-    """Connect, check that the server responds, and close on exit.
-
-    Raises:
-        ConfigError: the URI is malformed, or names no database.
-        StoreError: no server responds, or it refuses the login.
-    """
+    """Connect, check that the server responds, and close on exit."""
     client = _client(uri, server_selection_timeout)
     if unencrypted := unencrypted_hosts(uri):
         logger.warning(
@@ -411,9 +401,6 @@ def given_database(client: Any, name: str | None) -> RunDatabase:
 
     Motor has reached its end of life and is not imported here. For our purposes the two clients
     differ only in `aggregate`.
-
-    Raises:
-        ConfigError: no database is named.
     """
     handle = _durable_database(client, name)
     return RunDatabase(client, handle, "mongodb://the-address-of-the-given-client/")

@@ -62,9 +62,6 @@ def acquire_lock(data_dir: Path) -> int:
     """Return the open lock that gives this process exclusive use of `data_dir`.
 
     The kernel releases it when the process ends, even after a kill.
-
-    Raises:
-        DataInUse: another process holds it for `CLAIM_SECONDS`.
     """
     deadline = time.monotonic() + CLAIM_SECONDS
     lock = os.open(_lock_file(data_dir), os.O_RDWR | os.O_CREAT, 0o600)

@@ -75,11 +75,7 @@ _USER_EXISTS = 51003
 
 
 def find_mongod() -> Path:
-    """Return the mongod binary to use.
-
-    Raises:
-        ConfigError: none was found; the message says how to install one.
-    """
+    """Return the mongod binary to use."""
     named = os.environ.get("MONGOD_BINARY")
     if named:
         if not (Path(named).is_file() and os.access(named, os.X_OK)):

@@ -71,9 +71,6 @@ def load_env_file(path: Path | None) -> None:
 
     Args:
         path: the file; None means `.env` of this folder, if there is one.
-
-    Raises:
-        ConfigError: the named file does not exist.
     """
     if path is not None and not path.is_file():
         raise ConfigError(f"--env_file {path}: no such file")

@@ -65,11 +65,7 @@ class Aggregator:
         )
 
     async def list_tools(self) -> dict[str, list[Tool]]:
-        """Return the tools of every server behind this address, by the server's name.
-
-        Raises:
-            ToolError: it cannot be reached, or does not respond as an aggregator does.
-        """
+        """Return the tools of every server behind this address, by the server's name."""
         servers = (await self._get("/servers")).get("servers")
         tools = (await self._get("/tools")).get("tools")
         if not isinstance(servers, list) or not isinstance(tools, list):

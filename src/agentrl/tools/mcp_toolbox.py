@@ -309,11 +309,7 @@ async def _offer(name: str, server: Server, *, is_refresh: bool = False) -> Offe
 def _merged(
     offers: Mapping[str, Offer], config: ToolsConfig
 ) -> tuple[dict[str, Sequence[Tool]], dict[str, Connection]]:
-    """Return tools and connections of all servers in use, by name.
-
-    Raises:
-        ConfigError: two servers have the same name, or a selected one does not exist.
-    """
+    """Return tools and connections of all servers in use, by name."""
     listed: dict[str, Sequence[Tool]] = {}
     connections: dict[str, Connection] = {}
     for configured_name, offer in offers.items():

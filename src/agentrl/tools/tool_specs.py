@@ -91,11 +91,7 @@ def select_tools(listed: Listed, config: ToolsConfig) -> list[ToolSpec]:
 
 
 def check_filters(listed: Listed, config: ToolsConfig) -> None:
-    """Check the configured names against what servers list, and log names that clash.
-
-    Raises:
-        ConfigError: a tool named in the configuration does not exist.
-    """
+    """Check the configured names against what servers list, and log names that clash."""
     specs = _named(listed)
     clashing = sorted({spec.remote_name for spec in specs if spec.name != spec.remote_name})
     if clashing:

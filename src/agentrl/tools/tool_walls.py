@@ -10,17 +10,7 @@ from agentrl.runtime.processes.wall import Wall, named_paths, wall_gap
 
 
 def tool_wall(config: RootConfig, words: Sequence[str] = (), *, named_by: str = "") -> Wall:
-    """Return the wall around a program, without a scratch folder.
-
-    Args:
-        config: of the run.
-        words: the program's command line, as the user wrote it.
-        named_by: where it stands, for messages.
-
-    Raises:
-        ConfigError: the program would see what is private to the run, or this machine cannot
-            confine it, and the user has not accepted that.
-    """
+    """Return the wall around a program, without a scratch folder."""
     if words and wall_gap() is not None and not config.tools.allow_unconfined_tools:
         raise ConfigError(
             f"{named_by}: this machine cannot confine programs ({wall_gap()}), so a model could read and "

@@ -37,11 +37,7 @@ class JsonTransport:
     """Requests to one server. Every failure is an `InferenceError` that names the address."""
 
     def __init__(self, base_url: str) -> None:
-        """Prepare a transport, inside a running event loop.
-
-        Args:
-            base_url: for example `http://127.0.0.1:30000`.
-        """
+        """Prepare a transport, inside a running event loop."""
         self.base_url = base_url.rstrip("/")
         # httpx is too slow, because its pool scans every connection for every request. With 64
         # concurrent generations, this took more processor time than the rest of the rollouts.
@@ -92,14 +88,7 @@ class JsonTransport:
         headers: dict[str, str],
         timeout_seconds: float | None = CONTROL_SECONDS,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield a successful response with its body unread.
-
-        Raises:
-            ServerLost: the server closed the connection before the end of its response.
-            ServerUnreachable: there was no response, or reading it failed.
-            ServerRefused: the response has an error status, or redirects elsewhere.
-            InferenceError: the response is compressed.
-        """
+        """Yield a successful response with its body unread."""
         url = self.base_url + path
         try:
             async with self._http.request(
@@ -139,11 +128,7 @@ class JsonTransport:
     async def content(
         self, response: aiohttp.ClientResponse, max_bytes: int | None = None
     ) -> bytes:
-        """Return the body of a response.
-
-        Raises:
-            InferenceError: it is longer than any legitimate one.
-        """
+        """Return the body of a response."""
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
@@ -151,11 +136,7 @@ class JsonTransport:
         return bytes(body)
 
     async def frames(self, response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-        """Yield the objects of server-sent events up to `[DONE]`.
-
-        Raises:
-            InferenceError: one is not a JSON object, or has no end.
-        """
+        """Yield the objects of server-sent events up to `[DONE]`."""
         buffer, searched = bytearray(), 0
         # Lines are not used, because aiohttp limits their length and a frame holds all tokens so
         # far.
@@ -172,11 +153,7 @@ class JsonTransport:
             searched = max(0, len(buffer) - 1)
 
     def decode(self, content: bytes) -> dict[str, Any]:
-        """Return a decoded JSON object.
-
-        Raises:
-            InferenceError: it is not a JSON object.
-        """
+        """Return a decoded JSON object."""
         try:
             body = orjson.loads(content)
         except ValueError:

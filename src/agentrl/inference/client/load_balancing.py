@@ -90,14 +90,7 @@ class LoadBalancer:
         """Requests of this process on each server."""
 
     def choose(self, key: str, group: str | None, candidates: Collection[str]) -> str:
-        """Return the server for a generation.
-
-        Args:
-            key: of the conversation; its last server has its history in cache.
-            group: of conversations with the same beginning; their first turns share a server, as
-                long as that server does not get too many.
-            candidates: addresses to choose from; not empty.
-        """
+        """Return the server for a generation."""
         free = [url for url in candidates if not self._pressure.is_pressed(url)] or candidates
         # Ties are broken at random. Otherwise, all samplers would start with the same server.
         least_loaded = min(free, key=lambda url: (self.in_flight[url], random.random()))

@@ -66,11 +66,7 @@ class SamplingClock:
 
     @asynccontextmanager
     async def timeout_at(self, deadline: float) -> AsyncIterator[None]:
-        """Bound a block by a deadline on this clock.
-
-        Raises:
-            TimeoutError: the block was cancelled at the deadline.
-        """
+        """Bound a block by a deadline on this clock."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(None) as bound:
             timer: asyncio.Handle | None = None
@@ -171,17 +167,6 @@ class ServerPool:
         server is lost, it continues on another server: from the last streamed token, or from the
         start if it was not streamed. A generation that is constrained by a grammar always starts
         over, because a server's grammar state starts with the request; it is not streamed.
-
-        Args:
-            key: of the conversation; its generations prefer the server that has its prefix in cache.
-            request: what to sample.
-            on_partial: stream callback. Tokens that it received are never revoked.
-            group: of conversations with the same beginning, which prefer the same server at first.
-
-        Raises:
-            NoServerAvailable: no server was up in time.
-            PoisonousRequest: it crashes servers.
-            InferenceError: servers failed repeatedly, or refused the request itself.
         """
         sampled: GenerateResult | None = None
         streamed: list[GenerateResult] = []  # the latest partial result, if any
@@ -258,11 +243,7 @@ class ServerPool:
         return failures + 1
 
     async def _wait_for_response(self) -> None:
-        """Return once a server responds; avoid the others for a while.
-
-        Raises:
-            NoServerAvailable: none responded in time.
-        """
+        """Return once a server responds; avoid the others for a while."""
         deadline = time.monotonic() + self._no_server_seconds
         while True:
             urls = sorted(await self._candidates())

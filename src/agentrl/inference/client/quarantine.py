@@ -31,11 +31,7 @@ class Quarantine:
         self.probation = asyncio.Lock()
 
     def trial(self, request: GenerateRequest) -> "Trial":
-        """Return the trial of a request.
-
-        Raises:
-            PoisonousRequest: it is in quarantine.
-        """
+        """Return the trial of a request."""
         reason = self._reasons and self._reasons.get(_fingerprint(request))
         if reason:
             raise PoisonousRequest(reason)
@@ -65,17 +61,7 @@ class Trial:
         generate: Callable[[], Coroutine[Any, Any, GenerateResult]],
         ready: Callable[[], Awaitable[object]],
     ) -> GenerateResult:
-        """Send the request once.
-
-        Args:
-            generate: sends it.
-            ready: returns when a server responds. If none does, or something in between closes all
-                connections, the request is not to blame.
-
-        Raises:
-            PoisonousRequest: a server died under it, and it was not the first.
-            InferenceError: see `generate`.
-        """
+        """Send the request once."""
         try:
             return await (self._send_alone(generate, ready) if self._num_deaths else generate())
         except (ServerLost, ServerRefused) as error:

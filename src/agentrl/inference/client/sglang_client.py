@@ -112,10 +112,6 @@ class SGLangClient:
         """Sample a continuation; waits while the server is paused.
 
         Cancelling the call aborts the generation on the server.
-
-        Args:
-            request: the request.
-            on_partial: stream callback; without it the response comes in one piece.
         """
         response_context = self._transport.response(
             "POST",
@@ -140,11 +136,7 @@ class SGLangClient:
         raise ServerLost(f"{self.base_url} closed a stream before its end")
 
     async def prompt_logprobs(self, input_ids: np.ndarray, start: int) -> np.ndarray:
-        """Return the logprobs, at temperature 1, of the tokens of a prompt [P] after `start`.
-
-        Returns:
-            float32 [P - start - 1]; nothing is sampled.
-        """
+        """Return the logprobs, at temperature 1, of the tokens of a prompt [P] after `start`."""
         response_context = self._transport.response(
             "POST",
             "/generate",
@@ -186,11 +178,7 @@ class SGLangClient:
         return await self._get("/server_info")
 
     async def loads(self) -> ServerLoad:
-        """Return how busy the server is, over all of its data-parallel workers.
-
-        Raises:
-            ServerRefused: with status 404, if the server has no such route.
-        """
+        """Return how busy the server is, over all of its data-parallel workers."""
         ranks = (await self._get("/v1/loads?include=core")).get("loads") or []
         usages = [float(rank.get("token_usage") or 0.0) for rank in ranks]
         return ServerLoad(
@@ -317,13 +305,7 @@ class SGLangClient:
         weight_version: str | None = None,
         flush_cache: bool = False,
     ) -> None:
-        """Copy some weights from the memory that handles describe.
-
-        Args:
-            handles: for each rank of the server, names and handles as `ipc_delivery` writes them.
-            weight_version: label of the weights, with the last of them.
-            flush_cache: forget cached prefixes.
-        """
+        """Copy some weights from the memory that handles describe."""
         await self._control(
             "/update_weights_from_tensor",
             {

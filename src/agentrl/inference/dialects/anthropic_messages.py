@@ -209,11 +209,7 @@ def _unsupported(param: str, reason: str) -> APIError:
 
 
 def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chat request that a request of this dialect corresponds to.
-
-    Raises:
-        APIError: it is malformed, or requires an unsupported feature.
-    """
+    """Return the chat request that a request of this dialect corresponds to."""
     refuse_unsupported(body)
     for name in _UNSUPPORTED:
         if body.get(name):

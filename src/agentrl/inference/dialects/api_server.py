@@ -74,11 +74,7 @@ class APIServer:
     @classmethod
     @asynccontextmanager
     async def open(cls, host: str) -> AsyncIterator[Self]:
-        """Listen on a free port until the context ends.
-
-        Raises:
-            ConfigError: it cannot listen on the address.
-        """
+        """Listen on a free port until the context ends."""
         try:
             listener = socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG)
         except OSError as error:
@@ -170,11 +166,7 @@ class APIServer:
         return JSONResponse(_card(name))
 
     def _session_of(self, http: Request, key: str) -> ModelSession:
-        """Return the rollout that a request belongs to.
-
-        Raises:
-            APIError: there is none, or the key is not its own.
-        """
+        """Return the rollout that a request belongs to."""
         session_id = http.path_params.get("session") or http.headers.get(SESSION_HEADER)
         if session_id is None:
             session = next((s for s in self._sessions.values() if _keys_match(key, s.key)), None)

@@ -51,11 +51,7 @@ class _ChatBody(CompletionBody):
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
-    """Read the body of a request.
-
-    Raises:
-        APIError: it is malformed, or requires an unsupported feature.
-    """
+    """Read the body of a request."""
     parsed = parse_body(_ChatBody, body)
     require(not parsed.top_logprobs, "top_logprobs", "alternatives are not returned; use 0")
     tools = tuple(_read_tool(tool, i) for i, tool in enumerate(parsed.tools or ()))

@@ -46,12 +46,7 @@ class ConversationKey:
 
 
 def conversation_key(messages: Sequence[Message], *, scope: str = "") -> ConversationKey:
-    """Return the key of a conversation.
-
-    Args:
-        messages: as `read_message` returns them.
-        scope: what else must be equal for a call to continue another one: tools, a model's name.
-    """
+    """Return the key of a conversation."""
     texts = map(meaning, messages)
     return ConversationKey(tuple(accumulate(texts, _digest, initial=_digest("", scope))))
 
@@ -63,22 +58,12 @@ class ContinuationIndex(Generic[_Call]):
         self._calls: dict[str, list[_Call]] = {}
 
     def add(self, conversation: ConversationKey, reply: Message, call: _Call) -> None:
-        """Add a call.
-
-        Args:
-            conversation: the messages that the call answered.
-            reply: the answer, as the framework received it.
-            call: the data about this call that a later call needs.
-        """
+        """Add a call."""
         digest = _digest(conversation.digests[-1], meaning(reply))
         self._calls.setdefault(digest, []).append(call)
 
     def matches(self, conversation: ConversationKey) -> Iterator[tuple[int, Sequence[_Call]]]:
-        """Yield the calls that a conversation continues, those with the most messages first.
-
-        Yields:
-            How many of its messages the calls cover, and the calls in the order of addition.
-        """
+        """Yield the calls that a conversation continues, those with the most messages first."""
         for length in range(len(conversation.digests) - 1, 0, -1):
             if calls := self._calls.get(conversation.digests[length]):
                 yield length, calls

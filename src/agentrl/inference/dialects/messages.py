@@ -16,11 +16,7 @@ _ROLES = {"developer": "system"}
 
 
 def read_message(raw: Mapping[str, Any], position: int) -> Message:
-    """Return a message in the form that chat templates expect.
-
-    Raises:
-        APIError: it is malformed, or contains anything but text, images and tool calls.
-    """
+    """Return a message in the form that chat templates expect."""
     param = f"messages[{position}]"
     role = raw.get("role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
@@ -44,15 +40,7 @@ def read_message(raw: Mapping[str, Any], position: int) -> Message:
 
 
 def content_of(content: object, param: str) -> str | list[dict[str, Any]]:
-    """Return a content in the form that chat templates expect: text, or parts if it holds images.
-
-    Args:
-        content: a string, null, or a list of parts in any of OpenAI's forms.
-        param: name of the field with this content, for messages.
-
-    Raises:
-        APIError: a part is neither text nor an image with an address.
-    """
+    """Return a content in the form that chat templates expect: text, or parts if it holds images."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -91,11 +91,7 @@ class CompletionBody(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, max_tokens: int | None) -> SamplingRequest:
-        """Return how to draw the tokens.
-
-        Raises:
-            APIError: several answers or too many stop texts are requested.
-        """
+        """Return how to draw the tokens."""
         require(self.n in (None, 1), "n", "must be 1; make several calls instead")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         require(
@@ -113,11 +109,7 @@ class CompletionBody(BaseModel):
 
 
 def parse_body(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:
-    """Return a request's body as a model of its fields.
-
-    Raises:
-        APIError: a field is invalid; the message names the first one.
-    """
+    """Return a request's body as a model of its fields."""
     refuse_unsupported(body)
     try:
         return kind.model_validate(body)
@@ -128,11 +120,7 @@ def parse_body(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Refuse a request that sets a field of `REFUSED`.
-
-    Raises:
-        APIError: it sets one; the message names the first one.
-    """
+    """Refuse a request that sets a field of `REFUSED`."""
     for name, reason in REFUSED.items():
         value = body.get(name)
         # vLLM's `prompt_logprobs` of 0 requests the logprobs of the prompt without alternatives.
@@ -141,11 +129,7 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def require(condition: bool, param: str, message: str) -> None:
-    """Refuse a request whose field cannot be used.
-
-    Raises:
-        APIError: the field cannot be used.
-    """
+    """Refuse a request whose field cannot be used."""
     if not condition:
         raise APIError(f"{param}: {message}", code="unsupported_value", param=param)
 
@@ -162,12 +146,7 @@ class CompletionCall(ABC):
     """A call of one of the completion routes; subclasses define the content of a choice."""
 
     def __init__(self, request: CallRequest, kind: str) -> None:
-        """Store the checked request.
-
-        Args:
-            request: the request.
-            kind: the `object` of a whole answer.
-        """
+        """Store the checked request."""
         self._request = request
         self._kind = kind
         # Chunks of a text completion have the same `object` as the complete answer.

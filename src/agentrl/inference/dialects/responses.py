@@ -172,15 +172,7 @@ DIALECT = Dialect("/v1/responses", _ResponseCall, error_body, _SCHEMA)
 
 
 def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the chat request that a responses request corresponds to.
-
-    Args:
-        body: of the request.
-        before: the messages up to and including the response that it continues.
-
-    Raises:
-        APIError: it is malformed, or requires an unsupported feature.
-    """
+    """Return the chat request that a responses request corresponds to."""
     refuse_unsupported(body)
     for name in _UNSUPPORTED:
         if body.get(name):

@@ -137,44 +137,21 @@ class ModelSession(ABC):
         """Return the session that answers the calls of one agent, if the rollout has several.
 
         Most sessions do not tell agents apart.
-
-        Args:
-            name: the agent's.
-            stint: any text by which stints of the agent differ.
-
-        Raises:
-            APIError: the rollout cannot have this agent.
         """
         return self
 
     @abstractmethod
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
-        """Continue a conversation.
-
-        Args:
-            request: the request.
-            on_delta: receives the reply's text as it is sampled; all, some or none of it.
-
-        Raises:
-            APIError: the request cannot be answered.
-        """
+        """Continue a conversation."""
 
     async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
-        """Continue a text.
-
-        Raises:
-            APIError: the request cannot be answered.
-        """
+        """Continue a text."""
         raise APIError(
             "text completion is not supported here; use /v1/chat/completions", status=404
         )
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return how many tokens the prompt of a conversation has; nothing is sampled.
-
-        Raises:
-            APIError: the conversation cannot be rendered, or token counting is not supported.
-        """
+        """Return how many tokens the prompt of a conversation has; nothing is sampled."""
         raise APIError("token counting is not supported here", status=404)
 
     def refused(self, error: APIError) -> None:  # noqa: B027  most sessions do not record it
@@ -185,11 +162,7 @@ class ModelSession(ABC):
         self._responses[response_id] = messages
 
     def messages_until(self, response_id: object) -> Sequence[Mapping[str, Any]]:
-        """Return the conversation up to and including a response; nothing for None.
-
-        Raises:
-            APIError: this rollout had no such response.
-        """
+        """Return the conversation up to and including a response; nothing for None."""
         if response_id is None:
             return ()
         if not isinstance(response_id, str) or response_id not in self._responses:
@@ -202,11 +175,7 @@ class ModelSession(ABC):
         return self._responses[response_id]
 
     def start(self, call: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Run a call as a task that ends no later than the session.
-
-        Raises:
-            APIError: the session is closed.
-        """
+        """Run a call as a task that ends no later than the session."""
         if self._is_closed:
             call.close()
             raise session_over()

@@ -65,15 +65,7 @@ class DeviceSharing:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def is_awake(self, client: SGLangClient, service: InferenceService) -> bool:
-        """Return whether the server has its memory; start to wake it if its trainer is gone.
-
-        Args:
-            client: of the server, which is responding.
-            service: the store's record of it.
-
-        Raises:
-            ServerUnusable: it is unknown what memory the server holds.
-        """
+        """Return whether the server has its memory; start to wake it if its trainer is gone."""
         if service.status == "updating":
             now = time.monotonic()
             self._updating_since = self._updating_since or now

@@ -22,17 +22,7 @@ _RELATIVE = re.compile(r"\"?\$\(dirname [^/]*\"\$0\"[^/]*\)\"?/")
 
 
 def script_interpreter(script: Path) -> list[str]:
-    """Return the words that start a Python program as a console script is started.
-
-    Args:
-        script: an executable file; links are followed where the script itself follows them.
-
-    Returns:
-        The interpreter and its options; a name without a folder is one on the PATH.
-
-    Raises:
-        ConfigError: the script names no Python interpreter that exists.
-    """
+    """Return the words that start a Python program as a console script is started."""
     text = script.read_bytes().decode("utf-8", "replace")
     first_line = text.partition("\n")[0]
     if not first_line.startswith("#!"):

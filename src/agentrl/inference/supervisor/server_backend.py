@@ -33,11 +33,7 @@ class ServerBackend(Protocol):
 
 
 def server_backend(name: str) -> ServerBackend:
-    """Return the kind of server that `--inference_backend` names.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the kind of server that `--inference_backend` names."""
     backend: ServerBackend | None = SGLANG if name == "sglang" else loaded_hook("servers", name)
     if backend is None:
         known = ", ".join(["sglang", *hooks("servers")])

@@ -54,17 +54,7 @@ class ServerHeartbeat:
         device: DeviceSharing | None,
         is_own: bool,
     ) -> None:
-        """Prepare; nothing is registered.
-
-        Args:
-            store: the store with the server's registration.
-            service_id: its id there.
-            url: its address.
-            inference: its backend, and when it counts as hung.
-            weights: brings it to the latest version.
-            device: the device that it shares with the trainer, if any.
-            is_own: the server was started here and can therefore be restarted.
-        """
+        """Prepare; nothing is registered."""
         self.url = url
         self._store = store
         self._service_id = service_id
@@ -78,17 +68,7 @@ class ServerHeartbeat:
         self._load: ServerLoad | None = None
 
     async def register(self, client: SGLangClient, model_path: str) -> None:
-        """Bring a healthy server to the latest version and register it.
-
-        Args:
-            client: has the control key.
-            model_path: the weights that it was started on.
-
-        Raises:
-            ServerUnreachable: it gave no answer.
-            InferenceError: it could not be brought to the latest version.
-            StoreError: the store is unreachable.
-        """
+        """Bring a healthy server to the latest version and register it."""
         served = await self._catch_up(client)
         data_key = self._inference.inference_api_key
         control_key = self._inference.inference_admin_key or data_key
@@ -111,11 +91,7 @@ class ServerHeartbeat:
         logger.info("server %s is up", self.url)
 
     async def beat(self, client: SGLangClient) -> None:
-        """Beat until cancelled, once the server is registered.
-
-        Raises:
-            ServerUnusable: it must be restarted.
-        """
+        """Beat until cancelled, once the server is registered."""
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             try:
@@ -164,22 +140,14 @@ class ServerHeartbeat:
                 await self._take_out(service, error)
 
     async def _check_health(self, client: SGLangClient, service: InferenceService) -> None:
-        """Refuse a server started here that answers, but cannot compute.
-
-        Raises:
-            ServerUnreachable: it reports so.
-        """
+        """Refuse a server started here that answers, but cannot compute."""
         if not self._is_own or service.status == "asleep":
             return
         if not await self._in_probe_time(client.health()):
             raise ServerUnreachable("it reports itself unhealthy; see its log")
 
     async def _end_forgotten_pause(self, client: SGLangClient, service: InferenceService) -> None:
-        """Resume a server that is paused although no publication is in progress.
-
-        Raises:
-            ServerUnusable: it was started here and stays paused all the same.
-        """
+        """Resume a server that is paused although no publication is in progress."""
         if service.status != "up" or not await client.is_paused():
             self._paused_since = None
             return
@@ -200,11 +168,7 @@ class ServerHeartbeat:
             self._device.note_taken_out()
 
     async def _handle_silence(self, service: InferenceService, error: InferenceError) -> None:
-        """Take a silent server out of service.
-
-        Raises:
-            ServerUnusable: it was started here and has been silent for too long.
-        """
+        """Take a silent server out of service."""
         silent_seconds = time.monotonic() - self._responded_at
         logger.warning("server %s is not responding: %s", self.url, error)
         # A sleeping server receives no requests, and the trainer still has to wake it.

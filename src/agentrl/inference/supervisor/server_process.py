@@ -43,11 +43,7 @@ def server_command(
 
 
 def check_keys(inference: InferenceSection) -> None:
-    """Refuse to start servers that other machines can reach and whose clients could control them.
-
-    Raises:
-        ConfigError: they listen beyond this machine without a separate key for control.
-    """
+    """Refuse to start servers that other machines can reach and whose clients could control them."""
     if not is_loopback(inference.inference_host) and inference.inference_admin_key is None:
         raise ConfigError(
             f"--inference_host {inference.inference_host} is reachable from outside, and anyone "
@@ -67,15 +63,7 @@ class ServerProcess:
         log_prefix: str,
         seed: int,
     ) -> None:
-        """Prepare without starting anything.
-
-        Args:
-            supervisor: ends the process when its context ends.
-            inference: the backend, its address, and its flags.
-            model: the model that it serves.
-            log_prefix: path of the log file up to the port in its name.
-            seed: of its sampling.
-        """
+        """Prepare without starting anything."""
         self._supervisor = supervisor
         self._inference = inference
         self._model = model
@@ -96,9 +84,6 @@ class ServerProcess:
         """Start the server on the weights of a version and return its port.
 
         A restart uses the same port, unless the server never listened there.
-
-        Raises:
-            ConfigError: no port is free.
         """
         inference = self._inference
         if self._reserved is None:

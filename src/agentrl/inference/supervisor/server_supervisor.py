@@ -50,13 +50,7 @@ FORGIVEN_AFTER_SECONDS = 600.0
 
 
 async def run_server(config: RootConfig, uri: str) -> None:
-    """Supervise this process's servers until SIGTERM or SIGINT; a second signal exits at once.
-
-    Raises:
-        ConfigError: the model is missing, no port is free, or a key is missing.
-        InferenceError: a server did not start, or died too often.
-        StoreError: the store is unreachable.
-    """
+    """Supervise this process's servers until SIGTERM or SIGINT; a second signal exits at once."""
     stop = stop_on_signals("stopping the server first")
     plans = _plans(config)
     logger.info("starting %d server(s) for run %s", len(plans), config.run.run_name)
@@ -95,10 +89,6 @@ async def lone_server(
         version: their version number.
         adapter: name of the adapter; None if `weights` holds the whole model.
         log_name: part of the name of its log file.
-
-    Raises:
-        ConfigError: no port is free, or a key is missing.
-        InferenceError: the server did not start.
     """
     check_keys(config.inference)
     model_path = weights if adapter is None else resolve_model(config.model.model_name_or_path)
@@ -201,10 +191,6 @@ class ServerSupervisor:
             stop: set to end the server.
             max_restarts: how many times in a row a server that died or hung is restarted.
             start_seconds: timeout for a server's start, including loading.
-
-        Raises:
-            ConfigError: no port is free for the server.
-            InferenceError: the server did not start, or died too often.
         """
         async with Supervisor() as children:
             process = self._process(children)

@@ -43,11 +43,7 @@ SGLANG = SGLangBackend()
 
 
 def sglang_python() -> list[str]:
-    """Return what starts Python with SGLang: this interpreter, or that of the `sglang` command.
-
-    Raises:
-        ConfigError: SGLang is not installed, or its command names no interpreter.
-    """
+    """Return what starts Python with SGLang: this interpreter, or that of the `sglang` command."""
     # Look for the distribution, because a local folder or file may be a module named `sglang`.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("sglang")

@@ -42,9 +42,6 @@ class WeightCatchUp:
         Args:
             seconds: timeout of the wait, and how long the files are kept; by default, the
                 publisher's timeout for one server.
-
-        Raises:
-            InferenceError: they were not written: the trainer that broadcast the version is gone.
         """
         seconds = seconds or self._publish.publish_timeout_seconds
         deadline = time.monotonic() + seconds
@@ -80,11 +77,7 @@ class WeightCatchUp:
     async def catch_up(
         self, client: SGLangClient, policy: Policy | None, served: ServedPolicy
     ) -> ServedPolicy:
-        """Bring the server to a version with written files; return the version that it then serves.
-
-        Raises:
-            InferenceError: the server refused, failed or timed out.
-        """
+        """Bring the server to a version with written files; return the version that it then serves."""
         if policy is None or served.is_policy(policy):
             return served
         await update_to_policy(client, policy, self._publish)

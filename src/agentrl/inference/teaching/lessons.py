@@ -41,9 +41,6 @@ def lessons(turns: Sequence[DispatchedSamplingTask]) -> list[TaughtSequence]:
 
     Turns without a prompt or a sampled token, turns of untrained models, and turns that show images,
     which teachers cannot read, are in none.
-
-    Args:
-        turns: all turns of the attempt, in order.
     """
     found: list[TaughtSequence] = []
     images = rebuild_images(turns)

@@ -26,11 +26,7 @@ _SOLUTION, _FEEDBACK = "solution", "feedback"
 
 
 def check_placeholders(templates: Sequence[str]) -> None:
-    """Refuse texts with a placeholder that no question fills.
-
-    Raises:
-        ConfigError: names the placeholder and the known ones.
-    """
+    """Refuse texts with a placeholder that no question fills."""
     of_tasks = {field for kind in TASK_TYPES.values() for field in kind.model_fields}
     known = [_SOLUTION, _FEEDBACK, *sorted(of_tasks)]
     for template in templates:
@@ -52,14 +48,7 @@ class PrivilegedPrompts:
         *,
         solution_score: float,
     ) -> None:
-        """Read nothing yet.
-
-        Args:
-            templates: the first one whose values are all there is used.
-            renderer: of the policy, whose tokens are the teacher's.
-            store: has the questions and the other attempts.
-            solution_score: least score of a solved attempt.
-        """
+        """Read nothing yet."""
         self._templates = templates
         self._renderer = renderer
         self._store = store

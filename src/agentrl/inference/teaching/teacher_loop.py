@@ -61,17 +61,7 @@ class TeacherLoop:
         exit_when_taught: bool,
         restarts_server: bool = False,
     ) -> None:
-        """Claim nothing yet.
-
-        Args:
-            store: of the run.
-            client: of the server that has the teacher's model.
-            name: of the teacher.
-            prompts: what it reads before every conversation.
-            concurrency: records at a time.
-            exit_when_taught: end as soon as no record waits.
-            restarts_server: end with the error if the server does not respond.
-        """
+        """Claim nothing yet."""
         self._store = store
         self._client = client
         self._name = name
@@ -85,12 +75,7 @@ class TeacherLoop:
         self.counts = TeacherCounts()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Teach until nothing is left and the run has ended, or until `stop` is set.
-
-        Raises:
-            InferenceError: the server refuses all requests, or does not respond and is ours.
-            StoreError: the store was unavailable for too long.
-        """
+        """Teach until nothing is left and the run has ended, or until `stop` is set."""
         try:
             async with joint_tasks() as group:
                 chores = [group.create_task(one()) for one in (self._renew, self._report)]

@@ -64,11 +64,7 @@ class TeachingSettings:
 
 
 def parse_teacher(text: str) -> TeacherPlan:
-    """Read a value of `--teacher`, NAME=MODEL.
-
-    Raises:
-        ConfigError: it has another form.
-    """
+    """Read a value of `--teacher`, NAME=MODEL."""
     name, equals, model = text.partition("=")
     if not (TEACHER_NAME.fullmatch(name) and equals and model):
         raise ConfigError(
@@ -83,19 +79,7 @@ async def run_teachers(
     plans: Sequence[TeacherPlan],
     settings: TeachingSettings,
 ) -> None:
-    """Teach until the run has ended and nothing is left, or until SIGTERM or SIGINT.
-
-    Args:
-        config: that of the run.
-        store: of the run.
-        plans: the teachers.
-        settings: what they share.
-
-    Raises:
-        ConfigError: a model cannot be used, or its tokenizer is not the policy's.
-        InferenceError: a server refuses all requests, or died too often.
-        StoreError: the store was unavailable for too long.
-    """
+    """Teach until the run has ended and nothing is left, or until SIGTERM or SIGINT."""
     stop = stop_on_signals("releasing the records that are not taught yet")
     if not await _has_started(store, stop):
         return

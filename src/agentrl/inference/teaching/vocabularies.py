@@ -9,16 +9,7 @@ from agentrl.renderers.model_files import read_model_files
 
 
 def check_same_tokens(teacher: str, teacher_path: Path, policy_path: Path) -> None:
-    """Refuse a teacher whose token ids are not the policy's.
-
-    Args:
-        teacher: name of the teacher, for the message.
-        teacher_path: directory of its tokenizer.
-        policy_path: directory of the policy's.
-
-    Raises:
-        ConfigError: an id stands for different tokens, or a file is missing or malformed.
-    """
+    """Refuse a teacher whose token ids are not the policy's."""
     theirs = _tokens(read_model_files(teacher_path).tokenizer)
     ours = _tokens(read_model_files(policy_path).tokenizer)
     for token_id in sorted(ours.keys() | theirs.keys()):

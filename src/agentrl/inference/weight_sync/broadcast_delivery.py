@@ -83,9 +83,6 @@ class BroadcastRound:
         Args:
             operation: called with the id of a server and its client.
             seconds: timeout; all remaining time by default.
-
-        Returns:
-            Whether every server succeeded.
         """
         bound = seconds or self.seconds_left
 
@@ -111,13 +108,7 @@ class BroadcastDelivery:
     needs_files = False
 
     def __init__(self, publish: PublishSection, send: SendWeights, backend: BackendName) -> None:
-        """Prepare without sending anything.
-
-        Args:
-            publish: how servers are updated.
-            send: source of the weights.
-            backend: `nccl` if trainer and servers run on GPUs.
-        """
+        """Prepare without sending anything."""
         self._publish = publish
         self._send = send
         self._backend: BackendName = backend

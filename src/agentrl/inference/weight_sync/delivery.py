@@ -29,14 +29,7 @@ class Delivery(Protocol):
     async def deliver(
         self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome
     ) -> None:
-        """Bring servers to a version.
-
-        Args:
-            policy: the version.
-            servers: clients with the control key, by the id of the server.
-            on_outcome: awaited exactly once for every server, as soon as the server is done. A
-                server's error is reported here and never raised.
-        """
+        """Bring servers to a version."""
 
 
 class DiskDelivery:

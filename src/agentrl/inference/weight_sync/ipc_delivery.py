@@ -50,12 +50,7 @@ class IpcDelivery:
     """Servers on the trainer's GPU copy the weights from the trainer's memory."""
 
     def __init__(self, publish: PublishSection, send: SendWeights) -> None:
-        """Prepare without sending anything.
-
-        Args:
-            publish: how servers are updated.
-            send: source of the weights.
-        """
+        """Prepare without sending anything."""
         self._publish = publish
         self._send = send
         self._refusal: str | None = None

@@ -101,9 +101,6 @@ class PolicyPublisher:
             version: number of optimizer steps that produced the weights.
             write: writes the version's directory after the servers have the weights; None if the
                 directory is already written.
-
-        Raises:
-            StoreError: the store did not accept the version; no server was changed.
         """
         directory = self.directory(version)
         await self.settle()
@@ -123,19 +120,12 @@ class PolicyPublisher:
         """Have every server that is not down release its memory; `announce` wakes them again.
 
         A server that fails or times out is set `down` with its error, as by `announce`.
-
-        Raises:
-            StoreError: the store could not record it.
         """
         services = [s for s in await self._registered() if s.status in ("up", "updating")]
         await asyncio.gather(*map(self._put_to_sleep, services))
 
     async def settle(self) -> None:
-        """Wait until the last version has its checksum and old versions are gone.
-
-        Raises:
-            StoreError: the store could not record it.
-        """
+        """Wait until the last version has its checksum and old versions are gone."""
         if self._finishing is not None:
             finishing, self._finishing = self._finishing, None
             await finishing

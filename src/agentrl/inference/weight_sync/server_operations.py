@@ -70,12 +70,6 @@ async def update_to_policy(client: SGLangClient, policy: Policy, publish: Publis
 
     An adapter is loaded alongside the existing ones: nothing is paused, and generations in flight
     continue under the adapter that they started with.
-
-    Returns:
-        Seconds for which the server was paused.
-
-    Raises:
-        InferenceError: as for `update_server`.
     """
     if policy.adapter is None:
         return await update_server(
@@ -107,13 +101,6 @@ async def update_server(
         version: policy version of the weights in it.
         mode: what happens to generations in flight.
         timeout_seconds: timeout for pause and update together; a failure adds up to 5 s.
-
-    Returns:
-        Seconds for which the server was paused.
-
-    Raises:
-        InferenceError: the server refused, failed, or timed out. A server that hangs may be left
-            paused; it must be brought up to date before it is used again.
     """
     async with _time_limit(client, timeout_seconds, "to load new weights"):
         mode = await supported_mode(client, mode)
@@ -143,9 +130,6 @@ async def put_to_sleep(client: SGLangClient, *, mode: PauseMode, timeout_seconds
         client: has the control key.
         mode: what happens to generations in flight, `retract` or `abort`.
         timeout_seconds: timeout for the whole sequence.
-
-    Raises:
-        InferenceError: it cannot release memory, failed, or timed out.
     """
     async with _time_limit(client, timeout_seconds, "to release its memory"):
         if not (await client.server_info()).get("enable_memory_saver"):
@@ -163,9 +147,6 @@ async def wake(client: SGLangClient, policy: Policy, *, timeout_seconds: float) 
 
     Returns:
         Duration in seconds.
-
-    Raises:
-        InferenceError: it failed, or timed out.
     """
     started = time.monotonic()
     async with _time_limit(client, timeout_seconds, "to wake up"):
@@ -190,12 +171,7 @@ async def open_broadcast(client: SGLangClient, mode: PauseMode) -> None:
 
 
 async def close_broadcast(client: SGLangClient, group: str | None = None) -> None:
-    """Close a server's update session, after which it continues with complete weights.
-
-    Args:
-        client: has the control key.
-        group: over which the weights came, if any.
-    """
+    """Close a server's update session, after which it continues with complete weights."""
     await _ignore_not_found(client.end_weight_update())
     if group is not None:
         await client.destroy_weights_update_group(group)
@@ -251,11 +227,7 @@ async def _load_weights(
     *,
     flush_cache: bool,
 ) -> None:
-    """Have a paused server load weights and their version label.
-
-    Raises:
-        InferenceError: the server still has the previous weights.
-    """
+    """Have a paused server load weights and their version label."""
     try:
         await client.update_weights_from_disk(
             str(path),

@@ -38,13 +38,7 @@ def checksum_of(paths: Iterable[Path]) -> str:
 
 
 def remove_old_versions(root: Path, *, keep: int, in_use: Collection[int]) -> list[int]:
-    """Remove published versions that are no longer needed; return their numbers.
-
-    Args:
-        root: directory of the version directories.
-        keep: how many of the newest versions always stay; at least 1.
-        in_use: versions that stay regardless of age.
-    """
+    """Remove published versions that are no longer needed; return their numbers."""
     versions = sorted(
         int(path.name) for path in root.iterdir() if _VERSION_DIR.match(path.name) and path.is_dir()
     )

@@ -68,11 +68,7 @@ Check = Callable[[], Awaitable[list[str] | None] | list[str] | None]
 
 
 async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
-    """Check model, questions, environments, scorers, agent, database and all servers.
-
-    Returns:
-        Notes for the user.
-    """
+    """Check model, questions, environments, scorers, agent, database and all servers."""
     notes: list[str] = []
     async for finding in findings(config, trains=trains):
         if finding.problem is not None:

@@ -39,11 +39,7 @@ _MAX_COMPARED = 2000
 async def check_questions(
     config: RootConfig, renderer: Renderer | None = None, *, trains: bool
 ) -> list[str]:
-    """Check the questions, and that each has a scorer.
-
-    Returns:
-        Notes for the user.
-    """
+    """Check the questions, and that each has a scorer."""
     data, notes = config.data, list[str]()
     before = MCPScorerFactory.registered_functions()
     scoring = RegisteredScoring.load(config.rollout)
@@ -79,9 +75,6 @@ async def check_unchanged(data: DataSection, store: TrajectoryStore) -> list[str
 
     Only the first questions are compared, to report a change before anything starts; the trainer
     compares all.
-
-    Returns:
-        A note if answers have changed: the run keeps those that it read.
     """
     if data.train_file is None or await store.tasks.next_train_order() == 0:
         return []

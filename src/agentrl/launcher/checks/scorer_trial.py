@@ -23,11 +23,7 @@ _MAX_ANSWER_CHARS = 60
 
 
 async def try_scorers(path: Path, questions: QuestionFile) -> list[str]:
-    """Test each of the user's scorers on the first question that names it and has an answer.
-
-    Returns:
-        Notes on scorers that could not be tested, because a service that they need is unavailable.
-    """
+    """Test each of the user's scorers on the first question that names it and has an answer."""
     try:
         notes = [await _try(scorer, question, path) for scorer, question in _trials(questions)]
     finally:

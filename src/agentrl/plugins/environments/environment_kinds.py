@@ -266,12 +266,7 @@ class Verifiers:
         return self._agents[name].client is None and self._agents[name].model is None
 
     def _result_of_seats(self, traces: list[Any], minted: list[Any]) -> dict[str, Any]:
-        """Return the fields of a result.
-
-        Args:
-            traces: those of the episode, one per stint of an agent.
-            minted: these, and those of stints that the environment abandoned or retried.
-        """
+        """Return the fields of a result."""
         order = list(self._agents)
         traces = sorted(traces, key=lambda trace: order.index(trace.agent.name))
         finished = {trace.id for trace in traces}

@@ -70,12 +70,7 @@ class EnvironmentSampler(AgentSampler):
 
 
 class EnvironmentProcesses:
-    """The environments of a sampler process, each started with its first task.
-
-    Args:
-        section: their interpreter and the environment variables that they receive.
-        endpoints: the policy's endpoints for them.
-    """
+    """The environments of a sampler process, each started with its first task."""
 
     def __init__(self, section: DataSection, endpoints: AgentEndpointServer) -> None:
         self._section = section
@@ -96,13 +91,7 @@ class EnvironmentProcesses:
     def sampler(
         self, task: EnvironmentTask, record: Record, context: RolloutContext
     ) -> EnvironmentSampler:
-        """Return the rollout of a task; a `MakeSampler` for environments.
-
-        Args:
-            task: names its environment, with arguments and row.
-            record: the claimed slot.
-            context: clients and settings of the process.
-        """
+        """Return the rollout of a task; a `MakeSampler` for environments."""
         process = partial(self.process_of, task)
 
         async def set_up() -> None:

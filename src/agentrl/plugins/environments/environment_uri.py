@@ -115,11 +115,7 @@ class EnvironmentUri:
 
 
 def _value(key: str, text: str) -> Any:
-    """Return a parameter's value: a number, a truth value or a list in JSON, else the text.
-
-    Raises:
-        ConfigError: the store cannot hold it.
-    """
+    """Return a parameter's value: a number, a truth value or a list in JSON, else the text."""
     try:
         return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except OverflowError:

@@ -37,11 +37,7 @@ _SUPPORTED_INSTRUCTIONS = frozenset(
 
 
 def read_text(path: Path, root: Path) -> str:
-    """Return a file's text.
-
-    Raises:
-        ConfigError: it is missing, is not text of at most 1 MiB, or points outside the root.
-    """
+    """Return a file's text."""
     check_own(path, root)
     try:
         with path.open("rb") as file:
@@ -60,9 +56,6 @@ def check_own(path: Path, root: Path) -> None:
 
     Copying follows links: a link to one of this user's keys would give it to the commands of a
     policy.
-
-    Raises:
-        ConfigError: it points outside, is absent, or is neither a file nor a folder.
     """
     paths = [path]
     for folder, folders, files in os.walk(path):
@@ -84,10 +77,6 @@ def content_hash(folder: Path) -> str:
 
     The same content has the same hash in every folder, whatever its times and owners. Links are not
     followed: Docker copies them as links.
-
-    Raises:
-        ConfigError: it cannot be read, has more than 100,000 entries or 8 GiB, or contains
-            something other than files, folders and links.
     """
     digest = hashlib.blake2b(digest_size=16)
     num_bytes = 0
@@ -146,11 +135,7 @@ class Table:
 
     @classmethod
     def of_file(cls, path: Path, root: Path) -> Self:
-        """Read a file.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """Read a file."""
         try:
             return cls(path, tomllib.loads(read_text(path, root)))
         except ConfigError:
@@ -230,16 +215,7 @@ class Dockerfile:
 
 
 def read_dockerfile(context: Path, root: Path, *, is_built: bool) -> Dockerfile | None:
-    """Read the Dockerfile of a folder; None if it is missing.
-
-    Args:
-        context: the folder.
-        root: the root that it must not point outside.
-        is_built: Docker builds it, so its copied files are not checked.
-
-    Raises:
-        ConfigError: it cannot be read, or copies files from outside its folder.
-    """
+    """Read the Dockerfile of a folder; None if it is missing."""
     path = context / "Dockerfile"
     if not path.is_file():
         return None

@@ -60,11 +60,7 @@ class Sandbox(Protocol):
 
 
 def check_processes() -> None:
-    """Refuse a machine on which processes cannot be isolated.
-
-    Raises:
-        ConfigError: it has no namespaces.
-    """
+    """Refuse a machine on which processes cannot be isolated."""
     gap = wall_gap()
     if gap is not None:
         raise ConfigError(
@@ -74,11 +70,7 @@ def check_processes() -> None:
 
 
 def check_docker() -> None:
-    """Refuse a machine without Docker.
-
-    Raises:
-        ConfigError: its program is missing, or its service does not respond.
-    """
+    """Refuse a machine without Docker."""
     problem = "the docker program was not found"
     if shutil.which("docker") is not None:
         status, output = _run(["docker", "version", "--format", "{{.Server.Version}}"], 10.0)
@@ -231,11 +223,7 @@ class DockerSandbox:
         return None
 
     def restore(self, state: bytes) -> None:
-        """Refuse the snapshot of another kind of sandbox.
-
-        Raises:
-            AgentError: always.
-        """
+        """Refuse the snapshot of another kind of sandbox."""
         raise AgentError("a container cannot be restored from a snapshot")
 
 

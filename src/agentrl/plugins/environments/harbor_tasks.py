@@ -85,11 +85,7 @@ class HarborTask:
         )
 
     def reward(self, sandbox: Sandbox) -> tuple[float, dict[str, float]]:
-        """Run the verifier; return the reward and further figures.
-
-        Raises:
-            AgentError: it wrote no reward, which is not the policy's fault.
-        """
+        """Run the verifier; return the reward and further figures."""
         # Remove the policy's remaining processes, and its files at the verifier's output paths.
         sandbox.shell("kill -9 -1", _CLEANUP_SECONDS)
         sandbox.shell("rm -rf /logs/verifier /tests/*; mkdir -p /logs/verifier", _CLEANUP_SECONDS)
@@ -120,17 +116,7 @@ class HarborTask:
 
 
 def load_tasks(name: str, runtime: str, *, skip_build: bool) -> list[HarborTask]:
-    """Return the tasks of a folder, by their paths.
-
-    Args:
-        name: the folder of a task, or of folders with tasks.
-        runtime: `docker` or `process`.
-        skip_build: with `process`: run tasks whose Dockerfile runs commands, skipping these
-            commands.
-
-    Raises:
-        ConfigError: there are none, one cannot be read, or the runtime does not support it here.
-    """
+    """Return the tasks of a folder, by their paths."""
     checks = {"docker": check_docker, "process": check_processes}
     if runtime not in checks:
         raise ConfigError(f"runtime={runtime}: expected docker or process")

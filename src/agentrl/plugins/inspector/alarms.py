@@ -42,15 +42,7 @@ def find_alarms(
     missing: MissingScores,
     answers: Sequence[tuple[str | None, ...]],
 ) -> list[Alarm]:
-    """Return the alarms of a run.
-
-    Args:
-        run: the run.
-        steps: the figures of its last steps, in order.
-        fleet: the servers and samplers.
-        missing: records without a score.
-        answers: the final answers of each of the last completed groups.
-    """
+    """Return the alarms of a run."""
     found = [*_score_alarms(missing), *_step_alarms(steps), *_answer_alarms(answers)]
     if run.status not in ENDED_RUNS:
         found += _fleet_alarms(run, fleet)

@@ -39,11 +39,7 @@ class ExampleTour(Value):
 
 @asynccontextmanager
 async def served_example(config: RootConfig) -> AsyncIterator[tuple[RootConfig, ExampleTour]]:
-    """Yield where the example is served, and the path through it; nothing of it stays afterwards.
-
-    Args:
-        config: of the command; its database is left alone.
-    """
+    """Yield where the example is served, and the path through it; nothing of it stays afterwards."""
     with tempfile.TemporaryDirectory(prefix="agentrl-example-") as name:
         folder = Path(name)
         with tarfile.open(shipped_file(ARCHIVE)) as archive:

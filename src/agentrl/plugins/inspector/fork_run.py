@@ -61,18 +61,7 @@ class _Weights:
 async def run_fork(
     config: RootConfig, request: ForkRequest, *, on_stored: Callable[[Fork, Sequence[str]], None]
 ) -> AsyncIterator[Record]:
-    """Run a fork, and yield its rollouts as they end.
-
-    Args:
-        config: configuration of the run, with its database.
-        request: the requested fork.
-        on_stored: called with the fork and the ids of its records as soon as they are stored.
-
-    Raises:
-        ConfigError: the fork cannot run as requested.
-        StoreError: the record does not exist.
-        InferenceError: no server serves the version, and none could be started.
-    """
+    """Run a fork, and yield its rollouts as they end."""
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(LocalCluster(config, role="fork"))
         store = await cluster.open_store()
@@ -119,14 +108,7 @@ async def run_fork(
 
 
 def edited_messages(edit: Any) -> tuple[Message, ...]:
-    """Return the messages of an edit.
-
-    Args:
-        edit: the parsed JSON: `{"messages": [{"role": ..., "content": ...}]}`.
-
-    Raises:
-        ConfigError: it is malformed; the error names the position.
-    """
+    """Return the messages of an edit."""
     if not isinstance(edit, dict) or set(edit) != {"messages"}:
         keys = f", not {', '.join(map(repr, edit))}" if isinstance(edit, dict) else ""
         raise ConfigError(f'an edit must be a JSON object with the single key "messages"{keys}')
@@ -156,12 +138,7 @@ def edited_messages(edit: Any) -> tuple[Message, ...]:
 
 
 async def messages_of_turn(store: TrajectoryStore, record_id: str, turn: int) -> list[Message]:
-    """Return the messages that a turn added to the turn that it continues, for editing.
-
-    Raises:
-        ConfigError: the record has no such turn.
-        StoreError: the record does not exist.
-    """
+    """Return the messages that a turn added to the turn that it continues, for editing."""
     detail = await store.holding(record_id).reports.record_detail(record_id)
     check_fork_turn(detail.turns, turn)
     return shown_before(detail.turns, turn)
@@ -188,9 +165,6 @@ async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | 
         config: of the run.
         store: of the run.
         version: None for the newest available one.
-
-    Raises:
-        ConfigError: there are none; the message lists the available versions.
     """
     paths = {0: resolve_model(config.model.model_name_or_path)}
     for path in (config.run.output_path / "checkpoints").glob("[0-9]*/model"):

@@ -99,12 +99,7 @@ def _rollout_answer(record: Record, now: datetime) -> dict[str, Any]:
 
 
 async def shown(store: TrajectoryStore, record_id: str, turn: int) -> dict[str, Any]:
-    """Return the complete messages of a turn's prompt, for editing.
-
-    Raises:
-        ConfigError: the record has no such turn.
-        StoreError: the record does not exist.
-    """
+    """Return the complete messages of a turn's prompt, for editing."""
     turns = await store.holding(record_id).turns.of_record(record_id)
     check_fork_turn(turns, turn)
     return {"messages": shown_before(turns, turn)}
@@ -119,12 +114,7 @@ class ForkStarter:
         self._running: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
 
     async def start(self, store: TrajectoryStore, request: AskedFork) -> dict[str, Any]:
-        """Start a fork in the background, and return its id and the ids of its records.
-
-        Raises:
-            ConfigError: it cannot run; the message equals that of `agentrl fork`.
-            StoreError: the record does not exist.
-        """
+        """Start a fork in the background, and return its id and the ids of its records."""
         turns = await store.holding(request.record).turns.of_record(request.record)
         check_fork_turn(turns, request.turn)
         run = await store.runs.get()

@@ -51,9 +51,6 @@ async def serve_inspector(
         version: AgentRL's.
         when_ready: called with the address once requests are answered.
         tour: the path through the example, if that is what is served.
-
-    Raises:
-        ConfigError: the address is taken or not this machine's.
     """
     with listening_near(host, FIRST_PORT) if port is None else listening(host, port) as listener:
         bound = listener.getsockname()[1]

@@ -39,12 +39,7 @@ class ReaderAccess:
     """ASGI middleware that admits requests for data with a key, and protects the responses."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
-        """Wrap an application.
-
-        Args:
-            app: the application; its data is below `/api/`.
-            token: the token that leads to the pages.
-        """
+        """Wrap an application."""
         self._app = app
         self._token = token
         self._page_key = secrets.token_urlsafe(32)

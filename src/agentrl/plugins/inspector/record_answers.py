@@ -162,16 +162,7 @@ def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def whole_text(turn: DispatchedSamplingTask, part: str, start: int) -> dict[str, Any]:
-    """Return a further part of a text that `record_answer` cut.
-
-    Args:
-        turn: the turn that the text belongs to.
-        part: its name, from the cut text.
-        start: number of characters to skip.
-
-    Raises:
-        StoreError: the turn has no such text.
-    """
+    """Return a further part of a text that `record_answer` cut."""
     kind, _, digits = part.partition(".")
     number = int(digits[:9]) if digits.isdecimal() else 0
     try:

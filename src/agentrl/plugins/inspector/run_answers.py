@@ -122,11 +122,7 @@ def _reward_by_tag(groups: Sequence[GroupRow]) -> dict[str, dict[str, float]]:
 
 
 async def step_answer(store: TrajectoryStore, step: int) -> dict[str, Any]:
-    """Return one optimizer step: its figures, its records, and the resulting weights.
-
-    Raises:
-        StoreError: the trainer has made no such step.
-    """
+    """Return one optimizer step: its figures, its records, and the resulting weights."""
     consumer = consumer_of(await run_of(store))
     figures = await store.figures.step(consumer, step)
     records = await store.lineage.records_of_step(step, consumer)
@@ -195,11 +191,7 @@ def consumer_of(run: Run) -> str:
 
 
 async def run_of(store: TrajectoryStore) -> Run:
-    """Return the run of a store.
-
-    Raises:
-        StoreError: it has been deleted.
-    """
+    """Return the run of a store."""
     run = await store.runs.get()
     if run is None:
         raise StoreError(f"{store.database_name} no longer contains a run")

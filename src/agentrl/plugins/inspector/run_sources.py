@@ -41,14 +41,7 @@ class RunSources:
     """Opens runs on demand, and closes them when they are no longer requested."""
 
     def __init__(self, config: RootConfig, *, may_write: bool = False) -> None:
-        """Store the location of the runs.
-
-        Args:
-            config: names a database server (`--db_connection_string`), or else the data of private
-                mongods: those of this folder, or only `--mongo_data_dir`.
-            may_write: open stores that can write; otherwise private data are read through a
-                read-only login.
-        """
+        """Store the location of the runs."""
         given = config.store.db_connection_string
         self._uri = None if given is None else given.get_secret_value()
         self._single_data_dir = (
@@ -95,11 +88,7 @@ class RunSources:
 
     @asynccontextmanager
     async def opened(self, name: str) -> AsyncIterator[TrajectoryStore]:
-        """Yield the store of a run, which stays open for the next request.
-
-        Raises:
-            StoreError: the run does not exist, or its database does not respond.
-        """
+        """Yield the store of a run, which stays open for the next request."""
         async with self._opening.setdefault(name, asyncio.Lock()):
             run = self._open.get(name)
             if run is not None and run.port not in (None, running_port(self._data_dir(name))):

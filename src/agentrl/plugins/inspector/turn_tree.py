@@ -66,12 +66,7 @@ async def turn_tree_of(
 def turn_tree(
     records: Sequence[DBRecordData], credit: Mapping[str, float]
 ) -> list[dict[str, Any]] | None:
-    """Return the rows of a group's turns; None if no record leaves another one.
-
-    Args:
-        records: the ended records of a group, with their turns.
-        credit: turn id -> the trainer's advantage.
-    """
+    """Return the rows of a group's turns; None if no record leaves another one."""
     tree = record_tree(records)
     if not any(tree.num_inherited):
         return None

@@ -22,15 +22,7 @@ _CHARACTERISTIC_SETTINGS = {
 
 
 def load_settings(config: Any) -> dict[str, Any]:
-    """Return the user's settings; an empty mapping for None.
-
-    Args:
-        config: a mapping, the path of a YAML or JSON file, JSON text, a dataclass, or an object
-            with `model_dump()`, `to_dict()` or plain attributes.
-
-    Raises:
-        ConfigError: it cannot be read, or contains no named settings.
-    """
+    """Return the user's settings; an empty mapping for None."""
     if config is None:
         return {}
     if isinstance(config, str) and config.lstrip().startswith("{"):
@@ -47,15 +39,7 @@ def load_settings(config: Any) -> dict[str, Any]:
 
 
 def refuse_settings_of(settings: Mapping[str, Any], engine: str) -> None:
-    """Reject the configuration of a different engine.
-
-    Args:
-        settings: the user's settings, with nested or dotted names.
-        engine: the engine that reads it.
-
-    Raises:
-        ConfigError: a setting belongs to another engine.
-    """
+    """Reject the configuration of a different engine."""
     for key in settings:
         name = str(key).partition(".")[0]
         for other, names in _CHARACTERISTIC_SETTINGS.items():
@@ -67,11 +51,7 @@ def refuse_settings_of(settings: Mapping[str, Any], engine: str) -> None:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with dotted names as nested mappings.
-
-    Raises:
-        ConfigError: a name has both a value and nested names.
-    """
+    """Return settings with dotted names as nested mappings."""
     result: dict[str, Any] = {}
     for name, value in settings.items():
         *path, last = str(name).split(".")
@@ -100,15 +80,7 @@ def fill(settings: dict[str, Any], dotted: str, value: Any) -> Any:
 
 
 def checked_program(name: str, given: object) -> str:
-    """Return the path of the user's interpreter.
-
-    Args:
-        name: name of the setting, for messages.
-        given: its value.
-
-    Raises:
-        ConfigError: the program does not exist.
-    """
+    """Return the path of the user's interpreter."""
     if shutil.which(str(given)) is None:
         raise ConfigError(f"config: {name} {given}: program not found")
     return str(given)

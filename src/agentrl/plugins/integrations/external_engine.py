@@ -109,12 +109,7 @@ class ExternalEngine(TrainerProcessor):
             )
 
     def train(self) -> Path:
-        """Run the framework, and return `output_path`.
-
-        Raises:
-            ConfigError: the framework is not installed.
-            AgentRLError: it failed; its own messages were printed.
-        """
+        """Run the framework, and return `output_path`."""
         self._run()
         return self.output_path
 
@@ -150,12 +145,7 @@ class ExternalEngine(TrainerProcessor):
         return f"{name or 'agent'}_{suffix}"
 
     def _run(self, *overrides: str) -> None:
-        """Run the framework to its end.
-
-        Raises:
-            ConfigError: it is not installed, or AWorld is missing where its agents would run.
-            AgentRLError: it failed; its own messages were printed.
-        """
+        """Run the framework to its end."""
         assert self._description is not None, "AgentTrainer checks before it trains"
         environment = os.environ | self.environment
         if not has_package(self._python, self.package, environment):

@@ -161,12 +161,7 @@ class NativeEngine(TrainerProcessor):
             )
 
     def train(self) -> dict[str, Any]:
-        """Run `agentrl run`, and return the content of its `summary.json`.
-
-        Raises:
-            ConfigError: AWorld is not installed where its agents would run.
-            AgentRLError: the run failed; its own messages were printed.
-        """
+        """Run `agentrl run`, and return the content of its `summary.json`."""
         config = self._checked_config()
         if not config.data.has_training:
             raise ConfigError("train_dataset: missing; pass it to AgentTrainer")
@@ -181,14 +176,7 @@ class NativeEngine(TrainerProcessor):
         return summary
 
     def inference(self, dataset: Any = None) -> dict[str, Any]:
-        """Run `agentrl eval` on the newest checkpoint, or on the model before training.
-
-        Returns:
-            The content of `eval.json`: mean reward, figures by tag, ...
-
-        Raises:
-            AgentRLError: the evaluation failed; its own messages were printed.
-        """
+        """Run `agentrl eval` on the newest checkpoint, or on the model before training."""
         config = self._checked_config()
         path = config.data.eval_file
         if dataset is not None and self._env is not None:
@@ -266,11 +254,7 @@ def _forwarded_model(member: AWorldAgent) -> dict[str, Any]:
 
 
 def _training_python(given: Any) -> str:
-    """Return the interpreter that trains.
-
-    Raises:
-        ConfigError: no interpreter can train.
-    """
+    """Return the interpreter that trains."""
     if given is not None or os.environ.get(PYTHON_VARIABLE):
         return checked_program(
             "training_python", os.environ[PYTHON_VARIABLE] if given is None else given

@@ -26,11 +26,7 @@ WHOLE_TEXT = "whole_text"
 
 
 def write_questions(dataset: Any, path: Path, argument: str) -> None:
-    """Write a dataset as a question file (JSONL), and check it.
-
-    Raises:
-        DatasetError: it is missing, malformed or empty; the message names the argument.
-    """
+    """Write a dataset as a question file (JSONL), and check it."""
     write_rows(dataset, path, argument, with_own_names)
     try:
         QuestionFile(path, DataSection()).close()
@@ -42,17 +38,7 @@ def write_questions(dataset: Any, path: Path, argument: str) -> None:
 def write_rows(
     dataset: Any, path: Path, argument: str, converted: Callable[[Row], Mapping[str, Any]]
 ) -> None:
-    """Write a dataset as JSONL.
-
-    Args:
-        dataset: the path of a file, a Hugging Face `Dataset`, or a list of rows.
-        path: the file to write.
-        argument: the name of `dataset`, for messages.
-        converted: changes every row.
-
-    Raises:
-        DatasetError: it is missing or malformed.
-    """
+    """Write a dataset as JSONL."""
     with path.open("w", encoding="utf-8") as file:
         for where, row in _rows_of(dataset, argument):
             try:
@@ -101,16 +87,7 @@ def scored_by(scorer: str, form: str) -> Callable[[Mapping[str, Any]], Mapping[s
 
 
 def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a dataset with their positions (`line 3`, `row 3`).
-
-    Args:
-        dataset: the path of a csv, json, jsonl or parquet file, a Hugging Face `Dataset`, or any
-            other sized iterable of mappings.
-        argument: its name, for messages.
-
-    Raises:
-        DatasetError: it is missing, or one of its rows is malformed.
-    """
+    """Yield the rows of a dataset with their positions (`line 3`, `row 3`)."""
     entries: Iterable[tuple[str, Any]]
     if isinstance(dataset, Mapping) or hasattr(dataset, "iterrows"):
         raise DatasetError(
@@ -157,14 +134,7 @@ def reward_inputs(question: Row) -> dict[str, Any]:
 
 
 def verl_row(question: Row, number: int, split: str, agent_name: str) -> dict[str, Any]:
-    """Return a question in the format that verl reads.
-
-    Args:
-        question: a row of a question file.
-        number: its position in the dataset.
-        split: `train` or `test`.
-        agent_name: name of the agent loop.
-    """
+    """Return a question in the format that verl reads."""
     inputs = reward_inputs(question)
     query = question.get("query", question.get("question"))
     messages = list(question.get("messages") or [{"role": "user", "content": str(query)}])

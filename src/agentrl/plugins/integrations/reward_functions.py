@@ -52,17 +52,7 @@ class RewardFunction:
 def check_reward_function(
     reward: Any, folder: Path | None = None, questions: Path | None = None
 ) -> RewardFunction:
-    """Return the user's reward function.
-
-    Args:
-        reward: a function, `file.py:function`, or the path of a file with a single function or a
-            function of the file's name.
-        folder: the folder for a function that a notebook defines.
-        questions: a question file; the function is called once, with its first question.
-
-    Raises:
-        ConfigError: it cannot be found, takes the wrong arguments, or does not return a number.
-    """
+    """Return the user's reward function."""
     if isinstance(reward, str | Path):
         text = str(reward)
         reference = resolve_reference(
@@ -84,11 +74,7 @@ def check_reward_function(
 
 
 def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) -> None:
-    """Call the function with a question and its own reference answer, if it has one.
-
-    Raises:
-        ConfigError: it raises, or does not return a number.
-    """
+    """Call the function with a question and its own reference answer, if it has one."""
     truth = GroundTruth(query=str(question.get("query", "")), answer=question.get("answer"))
     if truth.answer is None:
         return

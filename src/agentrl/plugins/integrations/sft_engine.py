@@ -36,12 +36,7 @@ class SftEngine(NativeEngine):
             self._reward = check_reward_function(reward_func, self.run_path)
 
     def inference(self, dataset: Any = None) -> dict[str, Any]:
-        """Evaluate the agent with the fine-tuned model; return the content of `eval.json`.
-
-        Raises:
-            ConfigError: `dataset` is missing; `test_dataset` holds conversations, not questions.
-            AgentRLError: the evaluation failed; its own messages were printed.
-        """
+        """Evaluate the agent with the fine-tuned model; return the content of `eval.json`."""
         if dataset is None:
             raise ConfigError("dataset: missing; pass questions for the agent")
         return super().inference(dataset)

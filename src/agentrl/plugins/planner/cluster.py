@@ -41,11 +41,7 @@ class Cluster:
 
 
 def this_machine(*, has_gpus: bool) -> Cluster | None:
-    """Return the resources of this machine; None if its GPUs are unknown.
-
-    Args:
-        has_gpus: whether trainer and servers use GPUs.
-    """
+    """Return the resources of this machine; None if its GPUs are unknown."""
     cluster = Cluster(None, psutil.virtual_memory().total, os.cpu_count() or 1)
     if not has_gpus:
         return cluster
@@ -59,11 +55,7 @@ def this_machine(*, has_gpus: bool) -> Cluster | None:
 
 
 def named_gpu(name: str) -> GpuModel:
-    """Return the GPU model with this name.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """Return the GPU model with this name."""
     found = gpu_model(name)
     if found is None:
         known = ", ".join(model.name for model in GPU_MODELS)

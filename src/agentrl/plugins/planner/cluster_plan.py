@@ -291,17 +291,7 @@ class ClusterPlan:
 def plan_cluster(
     config: RootConfig, model_path: Path, cluster: Cluster, workload: Workload | None = None
 ) -> ClusterPlan:
-    """Rehearse the trainer's step and compute the rest.
-
-    Args:
-        config: the checked configuration, with its number of servers.
-        model_path: directory with config.json.
-        cluster: the resources of the run.
-        workload: the typical size of a record.
-
-    Raises:
-        ConfigError: config.json cannot be used, or the mesh does not fit the model.
-    """
+    """Rehearse the trainer's step and compute the rest."""
     with rehearsals(model_path, on_gpu=cluster.gpu is not None) as open_rehearsals:
         rank = open_rehearsals.rank(config)
         plan = ClusterPlan(
@@ -325,16 +315,7 @@ def usual_workload(config: RootConfig, turns: float = 4, tokens: int | None = No
 
 
 def planned_server(config: RootConfig, model_path: Path, rank: RankMemory) -> ServedModel:
-    """Return the memory of a server.
-
-    Args:
-        config: the checked configuration.
-        model_path: directory with config.json.
-        rank: the rehearsed trainer rank, which has counted the parameters.
-
-    Raises:
-        ConfigError: config.json cannot be used.
-    """
+    """Return the memory of a server."""
     try:
         return served_model(
             raw_config(model_path), rank.num_parameters, tp_size=config.inference.inf_tp_size

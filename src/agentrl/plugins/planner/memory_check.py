@@ -11,16 +11,7 @@ from agentrl.plugins.planner.rehearsals import rehearsals
 
 
 def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> ClusterPlan | str | None:
-    """Return the plan for the GPUs of this machine; a note if they are unknown, None without any.
-
-    Args:
-        config: the checked configuration, with its number of servers.
-        gpus: the GPUs of its processes.
-        model_path: the model's directory.
-
-    Raises:
-        ConfigError: the model cannot be planned for.
-    """
+    """Return the plan for the GPUs of this machine; a note if they are unknown, None without any."""
     cluster = this_machine(has_gpus=True) if gpus.trainer else None
     if cluster is None:
         return "GPU model unknown; name it with `agentrl plan --gpu`" if gpus.names else None
@@ -28,15 +19,7 @@ def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> Cluste
 
 
 def rehearsed_demand(config: RootConfig, model_path: Path) -> GpuDemand:
-    """Rehearse the trainer's step, and return what it and a server need of a GPU.
-
-    Args:
-        config: the checked configuration.
-        model_path: the model's directory.
-
-    Raises:
-        ConfigError: the model cannot be planned for.
-    """
+    """Rehearse the trainer's step, and return what it and a server need of a GPU."""
     with rehearsals(model_path, on_gpu=True) as open_rehearsals:
         rank = open_rehearsals.rank(config)
     served = planned_server(config, model_path, rank)

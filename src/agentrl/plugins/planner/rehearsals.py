@@ -54,11 +54,7 @@ class Rehearsals:
         self._process = RequestProcess("the rehearsal", argv, environment, quiet=True)
 
     def rank(self, config: RootConfig) -> RankMemory:
-        """Return the memory of rank 0.
-
-        Raises:
-            ConfigError: the model cannot be divided this way, or cannot run without values.
-        """
+        """Return the memory of rank 0."""
         longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
         measured = self._request(
             {
@@ -112,11 +108,6 @@ class Rehearsals:
 
 @contextmanager
 def rehearsals(model_path: Path, *, on_gpu: bool) -> Iterator[Rehearsals]:
-    """Open the process.
-
-    Args:
-        model_path: directory with config.json.
-        on_gpu: whether to simulate a GPU instead of a CPU.
-    """
+    """Open the process."""
     with closing(Rehearsals(model_path, on_gpu=on_gpu)) as process:
         yield process

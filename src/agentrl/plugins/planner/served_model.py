@@ -36,13 +36,7 @@ class ServedModel:
 
 
 def served_model(config: Any, num_parameters: int, *, tp_size: int = 1) -> ServedModel:
-    """Return the memory on one GPU of a server.
-
-    Args:
-        config: result of `models.checkpoints.architectures.raw_config`.
-        num_parameters: number of parameters of the model.
-        tp_size: GPUs per server, which share weights and heads.
-    """
+    """Return the memory on one GPU of a server."""
     values = vars(decoder_config(config))
     num_layers = values["num_hidden_layers"]
     kinds = values.get("layer_types") or ["full_attention"] * num_layers

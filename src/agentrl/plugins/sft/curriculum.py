@@ -55,9 +55,6 @@ def file_examples(
         path: see `read_demonstrations`.
         renderer: of the model.
         reader: reads images for it; None for a text-only model.
-
-    Raises:
-        ConfigError: an entry is malformed, or the template cannot render it; the message names it.
     """
     examples = []
     for demonstration in read_demonstrations(path):
@@ -100,9 +97,6 @@ async def record_examples(
         store: the run's store.
         min_score: records with lower scores are skipped.
         reader: reads images for the model; None for a text-only model.
-
-    Raises:
-        ConfigError: no training record has such a score.
     """
     examples, images = [], RecordImages(store, reader)
     record = None
@@ -205,15 +199,7 @@ def sft_batch(
     by_token: bool = True,
     merge: Merge = "tree",
 ) -> StepBatch:
-    """Return examples as micro-batches; shared prefixes of conversations are computed once.
-
-    Args:
-        examples: the examples of one step.
-        token_budget: tokens of one forward pass.
-        num_ranks: data-parallel ranks.
-        by_token: average over all tokens; otherwise over the means of the examples.
-        merge: prefix sharing in the forward pass.
-    """
+    """Return examples as micro-batches; shared prefixes of conversations are computed once."""
     return build_step(
         [sft_group(examples)],
         policy_version=0,

@@ -73,16 +73,8 @@ class SftResult:
 def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult | None:
     """Fine-tune on conversations, or resume from the newest checkpoint.
 
-    Args:
-        config: the resolved configuration.
-        records_uri: database of the run whose records are the examples (`--records_of`).
-
     Returns:
         The result; None on ranks other than 0.
-
-    Raises:
-        ConfigError: a flag or file cannot be used; no files were changed.
-        TrainingError: losses or gradients stay non-finite.
     """
     return run_on_ranks(
         "sft",
@@ -94,14 +86,7 @@ def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult |
 async def lead_sft(
     config: RootConfig, ranks: Ranks, *, stop: asyncio.Event, records_uri: str | None = None
 ) -> SftResult:
-    """Run rank 0's part of `fine_tune` in a running event loop.
-
-    Args:
-        config: the resolved configuration.
-        ranks: this process, rank 0.
-        stop: setting it ends the run after the current step, with a checkpoint.
-        records_uri: as in `fine_tune`.
-    """
+    """Run rank 0's part of `fine_tune` in a running event loop."""
     config = with_fine_tuning_defaults(config)
     with ending_ranks_on_error(ranks):
         check_trainer_flags(config.trainer)

@@ -60,17 +60,8 @@ async def _tuned(
 ) -> RootConfig | None:
     """Fine-tune, unless that was done, and return the run that starts from the result.
 
-    Args:
-        tuning: the configuration of the fine-tuning.
-        console: shows the progress.
-        config: the run.
-        gpus: those of the trainer are used.
-
     Returns:
         The configuration of the run; None if the fine-tuning was stopped by a signal.
-
-    Raises:
-        AgentRLError: the fine-tuning failed; its log is named and quoted.
     """
     path = config.data.warm_start
     assert path is not None, "the caller has its configuration"

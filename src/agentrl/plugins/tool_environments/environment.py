@@ -128,12 +128,7 @@ class Environment:
         return len(self._sessions)
 
     def app(self, *, host: str) -> ASGIApp:
-        """Return the ASGI application: `/mcp` for clients, `/health` for probes.
-
-        Args:
-            host: the address to listen on. On loopback, requests for other host names are refused: a
-                web page could otherwise reach the tools by rebinding its DNS name.
-        """
+        """Return the ASGI application: `/mcp` for clients, `/health` for probes."""
         server: Server[Any] = Server(
             "agentrl-environment",
             version="1",
@@ -246,11 +241,7 @@ class Environment:
         return session.connections[name]
 
     def _session(self, session_id: str) -> _ClientSession:
-        """Return a client's child servers.
-
-        Raises:
-            MCPError: the maximum number of clients is reached.
-        """
+        """Return a client's child servers."""
         if session_id not in self._sessions:
             if len(self._sessions) >= self._max_sessions:
                 text = (

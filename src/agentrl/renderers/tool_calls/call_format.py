@@ -85,11 +85,7 @@ def schemas_of(tools: Tools) -> dict[str, Mapping[str, Any]]:
 
 
 def tool_name(written: str, tools: Tools) -> str:
-    """Return the name of a tool that stands unquoted between marks.
-
-    Raises:
-        FormatError: it is more than a name, such as a whole call.
-    """
+    """Return the name of a tool that stands unquoted between marks."""
     name = written.strip()
     if not is_name(name) and name not in schemas_of(tools):
         raise FormatError(f"{name[:SHOWN_CHARS]!r} is not the name of a tool")
@@ -150,11 +146,7 @@ class CallReader:
         return self.text.startswith(mark, self.position)
 
     def expect(self, mark: str) -> None:
-        """Read a mark.
-
-        Raises:
-            FormatError: the next part is another.
-        """
+        """Read a mark."""
         if not self.is_next(mark):
             raise self.expected(repr(mark))
         self.position += len(mark)
@@ -192,9 +184,6 @@ def decode_json(text: str, start: int) -> tuple[object, int]:
 
     The decoder counts the lines of all text before an error. It gets only as much text as the value
     needs; otherwise, a reply with n errors would be scanned n times.
-
-    Raises:
-        FormatError: there is none.
     """
     size = _WINDOW_CHARS
     while True:
@@ -240,11 +229,7 @@ def decode_object(text: str, start: int, preceding: str) -> tuple[dict[str, Any]
 
 
 def checked(name: str, arguments: object, id_: str = "", *, key: str = "arguments") -> ParsedCall:
-    """Return a call whose name and arguments can be stored and sent on.
-
-    Raises:
-        FormatError: they cannot.
-    """
+    """Return a call whose name and arguments can be stored and sent on."""
     if not name.strip():
         raise FormatError("the call names no tool")
     if isinstance(arguments, str) and arguments.strip():
@@ -351,13 +336,6 @@ def with_tool_descriptions(
     """Return a conversation whose system prompt describes the tools and how to call them.
 
     For chat templates that do not render tools. The text is documented (docs/tools.md).
-
-    Args:
-        messages: in OpenAI form; their system prompt, if they begin with one, stays in front.
-        tools: OpenAI-form schemas.
-        format_: the format in which the model must write calls.
-        as_system: the template renders system prompts; otherwise the first message contains the
-            text.
     """
     functions = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     description = "You can call these tools:\n" + "\n".join(functions)

@@ -62,14 +62,6 @@ def get_tool_call_format(
 
     If a template shows none, the tokens that calls consist of decide; without any, the Hermes
     format is assumed, which is the most common.
-
-    Args:
-        name: of the format.
-        chat_template: its source, and its rendering of tools.
-        tokens: the tokenizer's control tokens.
-
-    Raises:
-        ConfigError: no format has that name; the known ones are listed.
     """
     if name == AUTO:
         by_template = (

@@ -41,9 +41,6 @@ def call_of(value: object) -> ParsedCall:
     Models also write the names that other formats have for the same (`_ARGUMENT_KEYS`, `_NAME_KEYS`),
     or OpenAI's nesting. A key that is none of these may hold what the model meant as arguments, so it
     is an error that the model reads, never left out.
-
-    Raises:
-        FormatError: it is not a call; the message is written for the model.
     """
     if not isinstance(value, dict):
         raise FormatError("a call is a JSON object")
@@ -146,14 +143,7 @@ def is_object_next(text: str, position: int) -> bool:
 
 
 def read_objects(text: str, begin: int, position: int, mark: str) -> CallSection:
-    """Read objects or arrays of calls from `position` on, until something else follows.
-
-    Args:
-        text: the reply.
-        begin: where the section starts.
-        position: after the mark.
-        mark: starts such sections; empty: nothing does.
-    """
+    """Read objects or arrays of calls from `position` on, until something else follows."""
     calls: list[ParsedCall] = []
     preceding = mark or "the beginning"
     while True:

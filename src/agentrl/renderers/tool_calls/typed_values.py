@@ -54,11 +54,7 @@ class Parameters:
     def read(
         self, text: str, start: int, tags: ArgumentTags, given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], int]:
-        """Return the arguments from `start` on, with those already given, and where they end.
-
-        Raises:
-            FormatError: a part cannot be read, or a value goes on into the next argument.
-        """
+        """Return the arguments from `start` on, with those already given, and where they end."""
         arguments, position = dict(given), skip_space(text, start)
         while (tag := tags.open.match(text, position)) is not None:
             key = self._key(tag[1])
@@ -91,11 +87,7 @@ class Parameters:
         return any(keys & _properties(schema).keys() for schema in self._schemas.values())
 
     def _value(self, key: str, raw: str, is_text: str | None = None) -> object:
-        """Return the value that a parameter's text represents.
-
-        Raises:
-            FormatError: it represents none of the types that the schema admits.
-        """
+        """Return the value that a parameter's text represents."""
         if is_text == "true":
             return raw
         if is_text == "false":

@@ -40,22 +40,13 @@ _END_SECONDS = 2.0
 
 
 def configured_agent(config: RootConfig) -> AgentFunction:
-    """Return the configured agent: a function (`agent`), or a program (`agent_command`).
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
+    """Return the configured agent: a function (`agent`), or a program (`agent_command`)."""
     agent = config.agents.agent
     return command_agent(config) if agent is None else load_agent(agent)
 
 
 def command_agent(config: RootConfig) -> AgentFunction:
-    """Return the agent that runs `agent_command`.
-
-    Raises:
-        ConfigError: the program or script does not exist, would see what is private to the run, or
-            cannot be confined; or a placeholder is missing or unknown.
-    """
+    """Return the agent that runs `agent_command`."""
     section = config.agents
     command = "" if section.agent_command is None else section.agent_command.get_secret_value()
     try:
@@ -145,9 +136,6 @@ def _absolute(word: str) -> str:
     """Return a word of the command; the path of a file becomes absolute.
 
     The program runs in another folder.
-
-    Raises:
-        ConfigError: it names a Python script that does not exist.
     """
     if os.path.isfile(word):  # Path.is_file raises on names that are too long
         return str(Path(word).absolute())
@@ -181,12 +169,7 @@ def _endpoint_variables(endpoint: AgentEndpoint) -> dict[str, str]:
 
 
 async def _run(arguments: list[str], environment: Mapping[str, str], name: str) -> str:
-    """Run a program until it exits; return its output.
-
-    Raises:
-        AgentError: it could not be started.
-        UserCodeError: it exited with a nonzero status.
-    """
+    """Run a program until it exits; return its output."""
     try:
         process = await asyncio.create_subprocess_exec(
             *keeper_command(arguments),

@@ -24,15 +24,7 @@ AgentFunction = Callable[[MCPTask, AgentEndpoint], Awaitable[Returned] | Returne
 
 
 def load_agent(name: str) -> AgentFunction:
-    """Return the agent with this name.
-
-    Args:
-        name: `path/to/file.py:function`, `package.module:function`, or the name of an entry point
-            in the group `agentrl.agents`.
-
-    Raises:
-        ConfigError: it is missing, fails on import, or is not a function of (task, endpoint).
-    """
+    """Return the agent with this name."""
     source, _, attribute = name.rpartition(":")
     if source.endswith(":") or attribute.endswith(")"):
         plain = f"{source.rstrip(':')}:{attribute.partition('(')[0]}"

@@ -47,15 +47,7 @@ class AgentEndpointServer:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, section: AgentSection, model: str) -> AsyncIterator["AgentEndpointServer"]:
-        """Listen on a free port until the context ends.
-
-        Args:
-            section: where to listen, and the models that calls are forwarded to.
-            model: name of the trained model.
-
-        Raises:
-            ConfigError: it cannot listen on the address.
-        """
+        """Listen on a free port until the context ends."""
         async with (
             ForwardedModels.open(section) as forwarded,
             APIServer.open(section.agent_gateway_host) as server,

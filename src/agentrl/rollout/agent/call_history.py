@@ -77,15 +77,7 @@ class CallHistory:
         self._by_reply: dict[str, list[_AnsweredCall]] = {}
 
     def plan(self, messages: Sequence[Message], tools: Tools) -> Plan:
-        """Return the prompt for a conversation.
-
-        Args:
-            messages: as `read_message` returns them.
-            tools: OpenAI-form schemas.
-
-        Raises:
-            RenderError: the chat template refuses the conversation.
-        """
+        """Return the prompt for a conversation."""
         scope = tools_meaning(tools)
         conversation = conversation_key(messages, scope=scope)
         for length, calls in self._by_conversation.matches(conversation):
@@ -97,11 +89,7 @@ class CallHistory:
         return Plan(prompt, scope, conversation, sampled, sampled)
 
     def plan_text(self, text: str) -> Plan:
-        """Return the prompt for a plain completion of `text`.
-
-        Raises:
-            RenderError: the tokenizer has no plain form of a part of the text.
-        """
+        """Return the prompt for a plain completion of `text`."""
         known = [c for c in self._calls if c.text is not None and text.startswith(c.text)]
         if not known:
             return self.plan_ids(self._renderer.encode(text), text)
@@ -128,15 +116,7 @@ class CallHistory:
         delivered: Message,
         sent_ids: Sequence[str] = (),
     ) -> None:
-        """Remember an answered call that later ones may continue.
-
-        Args:
-            plan: the request.
-            turn: the stored turn.
-            sampled: the reply for the chat template.
-            delivered: the reply as the framework receives it, but with AgentRL's ids of its calls.
-            sent_ids: the ids by which the framework knows these calls.
-        """
+        """Remember an answered call that later ones may continue."""
         calls = delivered.get("tool_calls", ())
         full_ids = np.concatenate([plan.prompt.ids, turn.output_ids]).astype(np.int32)
         answered = _AnsweredCall(
@@ -193,12 +173,7 @@ class CallHistory:
     def _as_sampled(
         self, messages: Sequence[Message], preceding: tuple[_AnsweredCall, Message] | None
     ) -> tuple[Message, ...]:
-        """Return messages with the policy's replies as sampled, and tool results under their ids.
-
-        Args:
-            messages: a conversation, or the end of one.
-            preceding: the call that they follow, and its reply as sent back by the framework.
-        """
+        """Return messages with the policy's replies as sampled, and tool results under their ids."""
         own_ids: dict[str, str] = {}
         names: dict[str, str] = {}
         result: list[Message] = []
@@ -239,13 +214,7 @@ def _call_ids(message: Message) -> list[str]:
 def _with_own_ids(
     message: Message, own_ids: Mapping[str, str], names: Mapping[str, str]
 ) -> Message:
-    """Return a tool message under the id that the policy's call has here, with its tool's name.
-
-    Args:
-        message: any message; those of other roles are returned as they are.
-        own_ids: the framework's id of a call -> AgentRL's id.
-        names: AgentRL's id of a call -> name of the tool.
-    """
+    """Return a tool message under the id that the policy's call has here, with its tool's name."""
     if message["role"] != "tool":
         return message
     given = message["tool_call_id"]

@@ -27,17 +27,7 @@ class ForwardedCalls:
     async def ask(
         self, request: ChatRequest, messages: Sequence[Message], seat: Seat | None
     ) -> Completion:
-        """Return another model's reply; the turn is durable on return.
-
-        Args:
-            request: forwarded unchanged.
-            messages: its messages, images under the addresses where they are stored.
-            seat: the agent that calls, in a rollout of several.
-
-        Raises:
-            InferenceError: the endpoint gave no answer.
-            APIError: it refused the request itself.
-        """
+        """Return another model's reply; the turn is durable on return."""
         started_at = self._sampler.now()
         reply = await self._models.ask(request.model, request.raw)
         conversation = conversation_key(messages, scope=f"{seat} {request.model}")

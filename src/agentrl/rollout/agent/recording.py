@@ -91,15 +91,7 @@ class RecordingSession(ModelSession):
         forwarded: ForwardedModels,
         logged_refusals: set[tuple[Any, ...]],
     ) -> None:
-        """Start without any calls.
-
-        Args:
-            sampler: the rollout, which samples and stores the calls.
-            section: how the agent's calls are answered.
-            model: name of the trained model.
-            forwarded: the models that calls are forwarded to.
-            logged_refusals: kinds of refusals that the process has already logged.
-        """
+        """Start without any calls."""
         super().__init__(model)
         self.limit: Outcome | None = None
         self.refusal: APIError | None = None
@@ -135,11 +127,7 @@ class RecordingSession(ModelSession):
         return self._num_sampling > 0 or self.limit is not None
 
     def in_seat(self, name: str, stint: str) -> ModelSession:
-        """Return the session of one stint of a seat, whose calls continue only its own.
-
-        Raises:
-            APIError: the name is empty or too long, or the rollout has too many seats.
-        """
+        """Return the session of one stint of a seat, whose calls continue only its own."""
         key = name, stint
         if key not in self._seat_sessions:
             if not 0 < len(name) <= MAX_SEAT_CHARS or len(stint) > MAX_SEAT_CHARS:
@@ -156,27 +144,15 @@ class RecordingSession(ModelSession):
         return self._seat_sessions[key]
 
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
-        """Continue a conversation; the turn is durable on return.
-
-        Raises:
-            APIError: the request cannot be answered.
-        """
+        """Continue a conversation; the turn is durable on return."""
         return await self.chat_at(self._place, request, on_delta)
 
     async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
-        """Continue a text; the turn is durable on return.
-
-        Raises:
-            APIError: the request cannot be answered.
-        """
+        """Continue a text; the turn is durable on return."""
         return await self.complete_at(self._place, request, on_delta)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return how many tokens the prompt of a conversation has; nothing is sampled.
-
-        Raises:
-            APIError: the conversation cannot be rendered, or is another model's.
-        """
+        """Return how many tokens the prompt of a conversation has; nothing is sampled."""
         return await self.count_tokens_at(self._place, request)
 
     async def chat_at(

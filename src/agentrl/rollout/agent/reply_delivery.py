@@ -81,12 +81,6 @@ class DeltaStream:
     Tool calls and what follows them are not sent: only the whole reply shows whether they are
     calls. The whole reply may still be read differently: a stray `</think>` turns content into
     thinking, and a call ends unclosed thinking. Text that was already sent then stays in the reply.
-
-    Args:
-        parse: parses ids.
-        on_delta: receives the text.
-        stop: texts before which the reply ends.
-        calls_may_lead: whether a reply that starts with a brace or bracket may be a call.
     """
 
     def __init__(
@@ -108,9 +102,6 @@ class DeltaStream:
         """Send the additions, at most every 50 ms, because all ids are parsed each time.
 
         A long reply is parsed less often: parsing takes at most a tenth of the event loop's time.
-
-        Args:
-            ids: all ids so far, int32 [T].
         """
         now = time.monotonic()
         if now < self._due:

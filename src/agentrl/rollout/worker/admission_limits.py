@@ -59,13 +59,7 @@ _WAITING_TEXT: dict[WaitReason, str] = {  # `no_server` has its own warning
 
 
 class RunWatch:
-    """Caches the run document, and keeps the pool's list of servers current.
-
-    Args:
-        store: the trajectory store.
-        servers: the pool that gets the registered servers.
-        needs_servers: False if the policy's servers sample nothing.
-    """
+    """Caches the run document, and keeps the pool's list of servers current."""
 
     def __init__(
         self, store: TrajectoryStore, servers: ServerPool, *, needs_servers: bool = True
@@ -81,11 +75,7 @@ class RunWatch:
         self._seen_alive = False
 
     async def refresh(self, max_age_seconds: float) -> None:
-        """Read run and servers again unless they were read within `max_age_seconds`.
-
-        Raises:
-            RunDropped: there was a run, and there is none any more.
-        """
+        """Read run and servers again unless they were read within `max_age_seconds`."""
         if time.monotonic() - self._read_at < max_age_seconds:
             return
         run = await self._store.runs.get()
@@ -149,14 +139,7 @@ class ConcurrencyLimit:
         self._num_reports = 0
 
     def of(self, pressure: Pressure, *, num_servers: int, num_running: int, most: int) -> int:
-        """Return how many rollouts may run now.
-
-        Args:
-            pressure: the servers' reports.
-            num_servers: number of servers that accept requests.
-            num_running: number of running rollouts.
-            most: upper bound of the result.
-        """
+        """Return how many rollouts may run now."""
         num_servers = max(1, num_servers)
         if self._per_server is not None:
             limit = self._per_server * num_servers

@@ -83,16 +83,7 @@ class SlotCounts:
 
 
 class RolloutAttempt:
-    """Runs the rollout of one claimed slot and scores it, or scores a rollout that ended earlier.
-
-    Args:
-        task: the question.
-        record: the claimed slot.
-        context: clients and settings of the process.
-        make_sampler: makes the slot's rollout.
-        counts: counters for the outcome.
-        on_generated: called when the rollout no longer needs the servers.
-    """
+    """Runs the rollout of one claimed slot and scores it, or scores a rollout that ended earlier."""
 
     def __init__(
         self,
@@ -235,12 +226,7 @@ class RolloutAttempt:
     async def _evaluate(
         self, sampler: AsyncSampler[Any], result: RolloutResult, group: GroupVerdict | None
     ) -> Score | None:
-        """Return the score; None while a task whose Records are scored together waits for others.
-
-        Raises:
-            ScorerDefect: scoring raised the same error twice (once may be an accident), hangs, or
-                ended its process.
-        """
+        """Return the score; None while a task whose Records are scored together waits for others."""
         seen_kinds: set[str] = set()
         while True:
             try:

@@ -18,12 +18,7 @@ from agentrl.tools import ToolsConfig
 
 
 async def with_branch(context: RolloutContext, record: Record) -> Record:
-    """Return a claimed Record of a later round with its branch point, which is chosen only once.
-
-    Raises:
-        LeaseLost: another process owns the slot by now.
-        UserCodeError: the user's rule failed.
-    """
+    """Return a claimed Record of a later round with its branch point, which is chosen only once."""
     if record.branch is not None or record.no_branch:
         return record
     group = await _group(context, record)
@@ -40,9 +35,6 @@ async def branch_turns(
         context: clients and settings of the process.
         sampler: the rollout.
         own: the turns of the attempt, if another process began it.
-
-    Raises:
-        ConfigError: the sampler's class cannot branch.
     """
     point = sampler.record.branch
     assert point is not None
@@ -56,11 +48,7 @@ async def branch_turns(
 
 
 def check_can_branch(sampler_class: type[AsyncSampler[Any]], *, is_resumable: bool) -> None:
-    """Refuse a sampler class whose rollouts cannot start at a turn of another.
-
-    Raises:
-        ConfigError: names the class and the remedies.
-    """
+    """Refuse a sampler class whose rollouts cannot start at a turn of another."""
     if not (is_resumable or sampler_class.can_branch):
         raise ConfigError(
             f"--rollouts tree: {sampler_class.__name__} cannot start at a turn of another rollout; "
@@ -70,11 +58,7 @@ def check_can_branch(sampler_class: type[AsyncSampler[Any]], *, is_resumable: bo
 
 
 def check_tools_can_branch(config: RootConfig, tools: ToolsConfig) -> None:
-    """Refuse tool servers whose state can neither be ignored nor restored at a branch.
-
-    Raises:
-        ConfigError: names the first such server.
-    """
+    """Refuse tool servers whose state can neither be ignored nor restored at a branch."""
     if not config.data.rounds or config.tools.resumable_tools:
         return
     for name, server in tools.selected.items():
@@ -88,11 +72,7 @@ def check_tools_can_branch(config: RootConfig, tools: ToolsConfig) -> None:
 
 
 def check_scorer_of_trees(scoring: Scoring, scorer: str) -> None:
-    """Refuse a scorer that waits for the whole group, whose later rounds wait for its scores.
-
-    Raises:
-        ConfigError: names the scorer.
-    """
+    """Refuse a scorer that waits for the whole group, whose later rounds wait for its scores."""
     if scoring.sees_group(scorer):
         raise ConfigError(
             f"--rollouts tree: scorer {scorer!r} scores all rollouts of a question together, but "

@@ -72,23 +72,12 @@ class OneReply(AsyncSampler[Task]):
         return reply
 
     async def evaluate_record(self, result: RolloutResult) -> float:
-        """Leave it unscored.
-
-        Raises:
-            ScoringError: always.
-        """
+        """Leave it unscored."""
         raise ScoringError(_ONE_REPLY)
 
 
 async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: int) -> Task:
-    """Store a fork and its pending Records; return its Task, which asks the parent's question.
-
-    Args:
-        store: the run's store.
-        fork: the starting point of the Records.
-        task: the parent's Task.
-        num_tries: how many Records.
-    """
+    """Store a fork and its pending Records; return its Task, which asks the parent's question."""
     initial = {"status": "created", "completed_at": None, "rounds": ()}
     fork_task = task.model_copy(
         update={"id": fork.id, "num_generations": num_tries, "group_scores": {}, **initial}

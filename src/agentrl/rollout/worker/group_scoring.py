@@ -14,12 +14,7 @@ _UNFINISHED = frozenset({"planned", "pending", "running"})
 
 
 class GroupVerdict:
-    """The scores of all Records of a task, for the attempt at one of them.
-
-    Args:
-        context: clients and settings of the process.
-        task: its scorer sees the whole group.
-    """
+    """The scores of all Records of a task, for the attempt at one of them."""
 
     def __init__(self, context: RolloutContext, task: MCPTask) -> None:
         self._context = context
@@ -34,12 +29,7 @@ class GroupVerdict:
         return None
 
     async def score_of(self, record: Record) -> Score | None:
-        """Return a finished Record's score; None while other rollouts of its group are running.
-
-        Raises:
-            ScoringError: the scorer could not decide.
-            StoreError: the store failed.
-        """
+        """Return a finished Record's score; None while other rollouts of its group are running."""
         store, task = self._context.store, self._task
         records = await store.records.of_task(task.id)
         if any(record.status in _UNFINISHED for record in records):
@@ -58,9 +48,6 @@ class GroupVerdict:
 
         Call it after the attempt's own Record has its score or waits: a process that decided the
         group in the meantime could not score a Record that was held.
-
-        Returns:
-            How many were scored here; their holders score the others.
         """
         store, task_id = self._context.store, self._task.id
         scores = self._scores or await store.scores.of_group(task_id)

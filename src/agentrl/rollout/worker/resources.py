@@ -26,12 +26,7 @@ log = logging.getLogger(__name__)
 async def open_context(
     config: RootConfig, scoring: Scoring | None = None, summarizer: Summarizer | None = None
 ) -> AsyncIterator[RolloutContext]:
-    """Connect to the store and the tools, load the renderer, and open the pool of servers.
-
-    Raises:
-        ConfigError: the model, a tool server or a setting cannot be used.
-        StoreError: the store is unreachable.
-    """
+    """Connect to the store and the tools, load the renderer, and open the pool of servers."""
     uri = config.store.db_connection_string
     if uri is None:
         raise ConfigError("a sampler needs --db_connection_string (or MONGODB_URI)")
@@ -91,11 +86,7 @@ def is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
 
 
 def tools_of(config: RootConfig) -> ToolsConfig:
-    """Return a run's tool servers, whose programs see only what the user opens to them.
-
-    Raises:
-        ConfigError: the description of a server is malformed, or its program would see too much.
-    """
+    """Return a run's tool servers, whose programs see only what the user opens to them."""
     tools = tools_config(config.tools)
     for name, server in tools.servers.items():
         if server.command is not None:
@@ -106,11 +97,7 @@ def tools_of(config: RootConfig) -> ToolsConfig:
 
 
 def tools_config(section: ToolsSection) -> ToolsConfig:
-    """Return the tool servers that the flags name, possibly none.
-
-    Raises:
-        ConfigError: the description of a server is malformed.
-    """
+    """Return the tool servers that the flags name, possibly none."""
     servers = {}
     if section.mcp_servers is not None:
         servers.update(load_mcp_servers(section.mcp_servers.get_secret_value()))
@@ -134,18 +121,7 @@ def check_tools(
     renderer: Renderer,
     specs: Sequence[ToolSpec],
 ) -> None:
-    """Check that the model's prompts can hold its tools and their results.
-
-    Args:
-        sampling: has the longest prompt allowed.
-        context_length: longest sequence that the servers accept, in tokens, if known.
-        renderer: the model's renderer.
-        specs: the tools.
-
-    Raises:
-        ConfigError: the chat template does not render tool results, or the tools leave no room in a
-            prompt.
-    """
+    """Check that the model's prompts can hold its tools and their results."""
     if not specs:
         return
     renderer.check_shows_results()
@@ -185,9 +161,6 @@ def served_context_length(inference: InferenceSection, model_dir: Path) -> int |
 
     It comes from `--context_length`, else from the model's `config.json`. Servers refuse longer
     sequences, and generations that ask for more tokens than are left.
-
-    Raises:
-        ConfigError: the model's configuration is not JSON.
     """
     if inference.context_length:
         return inference.context_length

@@ -40,18 +40,7 @@ GC_THRESHOLD = 10_000
 
 
 def run_sampler(config: RootConfig) -> int:
-    """Sample until the run is over, no work is left, or a signal ends it.
-
-    Args:
-        config: the process's configuration.
-
-    Returns:
-        The exit status: 0, or 130 if a second signal cut the drain short.
-
-    Raises:
-        ConfigError: a flag, file, model, tool server or scorer cannot be used.
-        StoreError: the store is unreachable.
-    """
+    """Sample until the run is over, no work is left, or a signal ends it."""
     collect_less_garbage()
     return uvloop.run(_sample(config))
 
@@ -71,11 +60,7 @@ def collect_less_garbage() -> None:
 async def open_scoring(
     config: RootConfig,
 ) -> AsyncIterator[tuple[RegisteredScoring, ModelSummarizer | None]]:
-    """Load the scorers and, if configured, the summarizer.
-
-    Raises:
-        ConfigError: a file, model or scorer cannot be used.
-    """
+    """Load the scorers and, if configured, the summarizer."""
     scoring = RegisteredScoring.load(config.rollout)
     models = scoring.agent_config
     settings = None if models is None else models.summarizer_settings()

@@ -142,12 +142,7 @@ class SamplingLoop:
         )
 
     async def run(self, stop: asyncio.Event, abandoned: asyncio.Event) -> None:
-        """Sample until `stop` is set or the run is over; then drain, unless `abandoned` is set.
-
-        Raises:
-            RunDropped: the run's documents are gone.
-            StoreError: the store was unavailable for longer than `store_patience`.
-        """
+        """Sample until `stop` is set or the run is over; then drain, unless `abandoned` is set."""
         lease = self._context.rollout.lease_seconds
         chores = [
             asyncio.create_task(self._renewal.run()),

@@ -147,11 +147,7 @@ class SamplingScheduler:
 
 
 async def check_environments(store: TrajectoryStore, data: DataSection) -> None:
-    """Refuse tasks of an imported run whose environments, and thus programs, the user has not named.
-
-    Raises:
-        ConfigError: there is such a task.
-    """
+    """Refuse tasks of an imported run whose environments, and thus programs, the user has not named."""
     run = await store.runs.get()
     if run is None or not run.is_imported:
         return

@@ -59,13 +59,7 @@ again. "## Results": every fact found, with its source and its exact numbers, na
 
 
 class ModelSummarizer:
-    """A `Summarizer` that calls the models of `agent_config.yml`, section `browse_agent`.
-
-    Args:
-        settings: the section.
-        tokenizer: measures texts.
-        client: a client from `open_chat_client`.
-    """
+    """A `Summarizer` that calls the models of `agent_config.yml`, section `browse_agent`."""
 
     def __init__(
         self, settings: SummarizerSettings, tokenizer: Tokenizer, client: httpx.AsyncClient
@@ -79,11 +73,7 @@ class ModelSummarizer:
     async def open(
         cls, settings: SummarizerSettings, policy_tokenizer_dir: Path
     ) -> AsyncIterator["ModelSummarizer"]:
-        """Load the tokenizer and keep a client open.
-
-        Raises:
-            ConfigError: the configured directory contains no tokenizer.
-        """
+        """Load the tokenizer and keep a client open."""
         path = Path(settings.tokenizer_path or policy_tokenizer_dir) / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"browse_agent: {path} is missing (tokenizer_path)")
@@ -97,9 +87,6 @@ class ModelSummarizer:
 
         Only results of `browse_tools` beyond `min_prompt_length` tokens are summarized, and only if
         the call does not ask for the whole text.
-
-        Raises:
-            InferenceError: none of the models answered.
         """
         name = tool_name.rpartition(".")[2]
         if not self._settings.status or not {tool_name, name} & set(self._settings.browse_tools):
@@ -121,11 +108,7 @@ class ModelSummarizer:
         )
 
     async def summarize_history(self, question: str, transcript: str) -> str:
-        """Return a summary of the policy's work so far.
-
-        Raises:
-            InferenceError: none of the models answered.
-        """
+        """Return a summary of the policy's work so far."""
         return await self._ask(
             _fill(HISTORY_PROMPT, question=question, transcript=self._clip(transcript))
         )

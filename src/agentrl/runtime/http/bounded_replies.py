@@ -38,11 +38,6 @@ async def read_reply(
         max_bytes: maximum size of the body.
         seconds: timeout of the whole exchange; None for no timeout.
         **request: as `httpx.AsyncClient.stream` takes it.
-
-    Raises:
-        UnreadableReply: the body is compressed, or longer than `max_bytes`.
-        TimeoutError: it did not end in time.
-        httpx.HTTPError: the exchange failed.
     """
     body = bytearray()
     async with asyncio.timeout(seconds), client.stream(method, url, **request) as response:
@@ -69,11 +64,7 @@ def density(num_marks: int) -> str | None:
 
 
 def json_of(text: bytes) -> Any:
-    """Return the content of a reply.
-
-    Raises:
-        UnreadableReply: it is not JSON, nests hundreds of levels deep, or has too many values.
-    """
+    """Return the content of a reply."""
     if (reason := density(num_marks(text))) is not None:
         raise UnreadableReply(reason)
     try:

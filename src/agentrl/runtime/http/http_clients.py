@@ -15,21 +15,13 @@ from agentrl.runtime.http.proxies import proxy_variables
 
 
 def open_client(**settings: Any) -> httpx.AsyncClient:
-    """Return a client for several requests; its caller closes it.
-
-    Raises:
-        ConfigError: the environment names a proxy that cannot be used.
-    """
+    """Return a client for several requests; its caller closes it."""
     with _explained_proxy_errors():
         return httpx.AsyncClient(**settings)
 
 
 def check_proxy() -> None:
-    """Check that agents and judges can use the proxy that the environment names.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Check that agents and judges can use the proxy that the environment names."""
     with _explained_proxy_errors():
         httpx.Client().close()
 

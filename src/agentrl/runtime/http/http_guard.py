@@ -25,12 +25,7 @@ class HttpGuard:
     """ASGI middleware that checks `Host`, `Origin` and the type of a body."""
 
     def __init__(self, app: _App, host: str) -> None:
-        """Wrap an application.
-
-        Args:
-            app: the application.
-            host: the address that it listens on; on loopback, `Host` must be a loopback name.
-        """
+        """Wrap an application."""
         self._app = app
         self._is_local = is_loopback(host)
         if not self._is_local:

@@ -13,11 +13,7 @@ ANSWER_SECONDS = 3.0
 
 
 def unreachable_reason(url: str) -> str | None:
-    """Return why an address does not respond, or None if it does.
-
-    Args:
-        url: an http(s) address; a proxy of the environment is used.
-    """
+    """Return why an address does not respond, or None if it does."""
     results: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     # An unreachable name server blocks a thread for longer than any timeout of httpx.
     threading.Thread(target=lambda: results.put(_request_problem(url)), daemon=True).start()

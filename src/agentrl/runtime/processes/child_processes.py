@@ -48,9 +48,6 @@ def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     It runs between fork and exec, so it also covers third-party programs. Linux only; None
     elsewhere. The kernel ties a child to the thread that started it: start children from the main
     thread.
-
-    Args:
-        number: the signal that the child receives.
     """
     if sys.platform != "linux":
         return None
@@ -195,12 +192,7 @@ class Supervisor:
         return None
 
     async def stop(self, name: str, *, at_once: bool = False) -> None:
-        """Stop and remove a child: SIGTERM to the process, then SIGKILL to its group.
-
-        Args:
-            name: of the child.
-            at_once: skip the SIGTERM, for a child that would not react to it.
-        """
+        """Stop and remove a child: SIGTERM to the process, then SIGKILL to its group."""
         child = self._children.get(name)
         if child is None or child.process is None:
             return

@@ -41,15 +41,7 @@ _LAST_REPLY_SECONDS = 1.0
 
 
 class RequestProcess:
-    """One child process; requests may come from any thread and any event loop.
-
-    Args:
-        name: description for messages.
-        argv: its command.
-        environment: its complete environment.
-        quiet: discard its stderr; otherwise it is forwarded to this process's stderr.
-        encode: turns a request into JSON.
-    """
+    """One child process; requests may come from any thread and any event loop."""
 
     def __init__(
         self,
@@ -103,11 +95,7 @@ class RequestProcess:
         return len(self._pending)
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request; cancelling the caller cancels the request.
-
-        Raises:
-            AgentWorkerError: the process exited.
-        """
+        """Return the reply to a request; cancelling the caller cancels the request."""
         request_id, reply = self._submit(request)
         try:
             return await asyncio.wrap_future(reply)
@@ -118,12 +106,7 @@ class RequestProcess:
             self._pending.pop(request_id, None)
 
     def ask_and_wait(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the reply to a request, from code that is not asynchronous.
-
-        Raises:
-            AgentWorkerError: the process exited.
-            TimeoutError: the timeout expires.
-        """
+        """Return the reply to a request, from code that is not asynchronous."""
         request_id, reply = self._submit(request)
         try:
             return reply.result(seconds)

@@ -27,11 +27,7 @@ _NUM_THREADS = 256
 
 
 class RequestServer:
-    """Takes over stdin and stdout, and answers each request in a separate task.
-
-    Args:
-        watch: detects handlers that block the others.
-    """
+    """Takes over stdin and stdout, and answers each request in a separate task."""
 
     def __init__(self, watch: LoopWatch) -> None:
         self._watch = watch
@@ -45,11 +41,7 @@ class RequestServer:
         self._accepts_requests = True
 
     def run(self, load: Callable[[], Answer]) -> NoReturn:
-        """Answer until stdin closes, then exit the process, including running threads.
-
-        Args:
-            load: imports the user's code; its error becomes the reason for the exit.
-        """
+        """Answer until stdin closes, then exit the process, including running threads."""
         try:
             answer = load()
         except AgentRLError as error:

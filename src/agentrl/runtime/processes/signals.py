@@ -35,9 +35,6 @@ def stop_on_signals(announcement: str) -> asyncio.Event:
     """Return an event that the first SIGTERM, SIGINT or SIGHUP sets; the second kills the process.
 
     All processes that it started are killed with it.
-
-    Args:
-        announcement: what the process does next, logged at the first signal.
     """
     loop = asyncio.get_running_loop()
 
@@ -56,13 +53,7 @@ def stop_on_signals(announcement: str) -> asyncio.Event:
 
 @contextmanager
 def signal_events(announcement: str, stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
-    """Let the first SIGTERM, SIGINT or SIGHUP set `stop` and the second `at_once`, while the context lasts.
-
-    Args:
-        announcement: what the process does next, logged at the first signal.
-        stop: requests a graceful end.
-        at_once: requests an immediate end.
-    """
+    """Let the first SIGTERM, SIGINT or SIGHUP set `stop` and the second `at_once`, while the context lasts."""
     _handle_signals(announcement, stop, lambda number: at_once.set())
     try:
         yield

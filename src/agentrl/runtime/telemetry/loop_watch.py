@@ -25,12 +25,7 @@ _CHECK_SECONDS = 1.0
 
 
 class LoopWatch:
-    """Watches whether an event loop is responsive.
-
-    Args:
-        what: name of the loop, for the message.
-        advice: what to do about it.
-    """
+    """Watches whether an event loop is responsive."""
 
     def __init__(self, what: str, advice: str) -> None:
         self._what, self._advice = what, advice

@@ -57,16 +57,7 @@ class _KeyCheck:
 
 @contextmanager
 def metrics_endpoint(section: RunSection, read: Callable[[], Iterable[Metric]]) -> Iterator[None]:
-    """Serve `/metrics` from a thread while the context lasts, to those who send the run's key.
-
-    Args:
-        section: address and port to listen on, none without a port, and the key. A run without one
-            makes its own, in `KEY_FILE` of its output directory.
-        read: returns the current metrics; called from the serving thread.
-
-    Raises:
-        ConfigError: the port is in use, or the address is not of this machine.
-    """
+    """Serve `/metrics` from a thread while the context lasts, to those who send the run's key."""
     host, port, key = section.metrics_host, section.metrics_port, section.metrics_key
     if port is None:
         yield

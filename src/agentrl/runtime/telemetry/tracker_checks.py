@@ -18,11 +18,7 @@ _SERVERS = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}
 
 
 def check_trackers(report_to: Sequence[str]) -> list[str]:
-    """Return the names in `--report_to` that need a tracker.
-
-    Raises:
-        ConfigError: the package of one is not installed, or its server does not respond.
-    """
+    """Return the names in `--report_to` that need a tracker."""
     names = [name for name in dict.fromkeys(report_to) if name not in BUILT_IN_REPORTS]
     for name in names:
         if importlib.util.find_spec(name) is None:

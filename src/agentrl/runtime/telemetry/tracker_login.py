@@ -28,11 +28,7 @@ _OFFLINE = "set WANDB_MODE=offline to write files for a later `wandb sync`"
 
 
 def check_login(trackers: Collection[str]) -> None:
-    """Check that W&B is usable, if it is one of the trackers.
-
-    Raises:
-        ConfigError: the login is missing, or the server does not respond.
-    """
+    """Check that W&B is usable, if it is one of the trackers."""
     if "wandb" not in trackers:
         return
     try:

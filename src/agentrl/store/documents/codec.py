@@ -80,11 +80,7 @@ def to_document(value: BaseModel) -> Document:
 
 
 def from_document(cls: type[Model], document: Mapping[str, Any]) -> Model:
-    """Return the schema value of a stored document.
-
-    Raises:
-        StoreError: the document does not have the form of `cls`.
-    """
+    """Return the schema value of a stored document."""
     fields = dict(document)
     fields[id_field(cls)] = fields.pop("_id")
     try:
@@ -98,11 +94,7 @@ def from_document(cls: type[Model], document: Mapping[str, Any]) -> Model:
 
 
 def task_from_document(document: Mapping[str, Any]) -> Task:
-    """Return a Task of the class registered for the document's kind.
-
-    Raises:
-        StoreError: no class is registered for the kind, or the document is malformed.
-    """
+    """Return a Task of the class registered for the document's kind."""
     kind = document.get("kind", Task.kind)
     if kind not in TASK_TYPES:
         raise StoreError(
@@ -113,11 +105,7 @@ def task_from_document(document: Mapping[str, Any]) -> Task:
 
 
 def require(document: Any, what: str) -> Document:
-    """Return `document`, the result of a query, unless it is None.
-
-    Raises:
-        StoreError: the query matched nothing: `what` does not exist.
-    """
+    """Return `document`, the result of a query, unless it is None."""
     if document is None:
         raise StoreError(f"{what} does not exist")
     found: Document = document

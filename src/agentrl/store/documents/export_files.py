@@ -39,11 +39,7 @@ def write_documents(file: TextIO, batch: Iterable[Document]) -> None:
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of a file, whose contents are not trusted.
-
-    Raises:
-        ConfigError: the file holds something other than data of a run.
-    """
+    """Yield the documents of a file, whose contents are not trusted."""
     number = 0
     try:
         for document in _read_lines(path):

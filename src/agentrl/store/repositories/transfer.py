@@ -323,11 +323,7 @@ def _with_blobs_named(turn: Document) -> Document:
 
 
 def _check_document(name: str, document: Document) -> None:
-    """Refuse what the server's validators accept and the schema does not, such as a score of NaN.
-
-    Raises:
-        StoreError: the document has another form than its collection's documents.
-    """
+    """Refuse what the server's validators accept and the schema does not, such as a score of NaN."""
     kind = name.removeprefix(FORKS_PREFIX)
     if kind == "tasks":  # the required fields of a task depend on its kind
         if "kind" not in document:

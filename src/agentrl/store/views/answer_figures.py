@@ -27,11 +27,7 @@ class AnswerFigures(Value):
     longest_tokens: int
 
     def lengths(self, limit: int | None) -> str:
-        """Return the share of cut rollouts and the lengths as text.
-
-        Args:
-            limit: `--max_new_tokens`, if known.
-        """
+        """Return the share of cut rollouts and the lengths as text."""
         shown = "" if limit is None else f" (--max_new_tokens {limit} a reply)"
         return (
             f"{share(self.num_cut, self.num_answers)} reached the limit of tokens; tokens: median "

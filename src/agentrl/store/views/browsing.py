@@ -327,11 +327,7 @@ class BrowseRepository(Repository):
 
     @operation("search texts")
     async def search(self, text: str, *, limit: int) -> Passages:
-        """Return texts that hold all words, or the phrases in quotation marks; any case.
-
-        Raises:
-            StoreError: the search takes too long because its words are frequent.
-        """
+        """Return texts that hold all words, or the phrases in quotation marks; any case."""
         phrases = [
             quoted or word for quoted, word in re.findall(r'"([^"]+)"|([^\s"]+)', encode(text))
         ]

@@ -122,13 +122,7 @@ class MissingScores(Value):
 async def read_signal(
     database: RunDatabase, consumer: str, *, step: int | None = None
 ) -> LearningSignal:
-    """Return what the trainer `consumer` found in the training groups that it consumed.
-
-    Args:
-        database: the run's database.
-        consumer: name of the trainer.
-        step: only the groups of this optimizer step.
-    """
+    """Return what the trainer `consumer` found in the training groups that it consumed."""
     status, reason = f"$ledger.{consumer}.status", f"$ledger.{consumer}.reason"
     consumed: Document = {
         "split": "train",

@@ -125,11 +125,7 @@ class LineageRepository(Repository):
 
     @operation("read the lineage of a step")
     async def of_step(self, step: int, consumer: str = DEFAULT_CONSUMER) -> StepLineage:
-        """Return the records, turns and tool calls behind the weights of optimizer step `step`.
-
-        Raises:
-            StoreError: the trainer `consumer` made no such step.
-        """
+        """Return the records, turns and tool calls behind the weights of optimizer step `step`."""
         trained, dropped = await self._consumed(step, consumer)
         policy = await self._db.policies.find_one({"_id": step})
         if not (trained or dropped):
@@ -164,11 +160,7 @@ class LineageRepository(Repository):
 
     @operation("read the lineage of a record")
     async def of_record(self, record_id: str) -> RecordLineage:
-        """Return the question, scorer, turns and tool calls of a record, and all its steps.
-
-        Raises:
-            StoreError: there is no such record.
-        """
+        """Return the question, scorer, turns and tool calls of a record, and all its steps."""
         document = require(
             await self._db.records.find_one({"_id": record_id}), f"record {record_id!r}"
         )

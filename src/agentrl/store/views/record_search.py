@@ -30,11 +30,7 @@ class ScoreFilter(Value):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the condition written as `>=0.5`, `<0.2`, `1`, `0.2..0.8` or `none`.
-
-        Raises:
-            ConfigError: the text has none of these forms.
-        """
+        """Return the condition written as `>=0.5`, `<0.2`, `1`, `0.2..0.8` or `none`."""
         stripped = text.strip()
         if stripped.lower() == "none":
             return cls(condition={})
@@ -69,14 +65,7 @@ class RecordFilter(Value):
 async def find_records(
     database: RunDatabase, wanted: RecordFilter, *, consumer: str, limit: int
 ) -> list[Record]:
-    """Return at most `limit` matching records.
-
-    Args:
-        database: the run's database.
-        wanted: conditions on the records.
-        consumer: the trainer that `wanted.step` refers to.
-        limit: maximum number of records.
-    """
+    """Return at most `limit` matching records."""
     match, sort = _match(wanted)
     if wanted.step is not None:
         match["_id"] = {"$in": await _ids_of_step(database, wanted.step, consumer)}

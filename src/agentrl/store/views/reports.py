@@ -175,11 +175,7 @@ class ReportRepository(Repository):
 
     @operation("read the run's summary")
     async def summary(self) -> RunSummary:
-        """Return a summary of the run.
-
-        Raises:
-            StoreError: there is no run.
-        """
+        """Return a summary of the run."""
         run = await self._run()
         training = (await self._tallies.by_split()).get("train", SplitCounts())
         _, num_output_tokens = await self._sampler_totals()
@@ -198,20 +194,12 @@ class ReportRepository(Repository):
 
     @operation("read the run's state")
     async def state(self) -> RunState:
-        """Return the run's status, or `interrupted` if no process is left to continue it.
-
-        Raises:
-            StoreError: there is no run.
-        """
+        """Return the run's status, or `interrupted` if no process is left to continue it."""
         return await state_of(self._db, await self._run())
 
     @operation("read progress")
     async def progress(self, consumer: str = DEFAULT_CONSUMER) -> RunProgress:
-        """Return the counts of the run.
-
-        Raises:
-            StoreError: there is no run.
-        """
+        """Return the counts of the run."""
         of_run = asyncio.gather(
             self._run(), read_untaught(self._db, consumer), self._sampler_totals()
         )
@@ -381,9 +369,6 @@ class ReportRepository(Repository):
         Args:
             record_id: `{task id}/{traj_id}`.
             attempt: the attempt whose turns to read; the last one by default.
-
-        Raises:
-            StoreError: there is no such record or attempt.
         """
         document = await self._db.records.find_one({"_id": record_id})
         if document is None:

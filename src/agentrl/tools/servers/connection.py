@@ -68,11 +68,7 @@ class ServerConnection:
         return None if self._session is None else self._session.pid
 
     async def list_tools(self) -> list[Tool]:
-        """Return all tools of the server.
-
-        Raises:
-            ToolError: the server cannot be reached or does not respond as an MCP server.
-        """
+        """Return all tools of the server."""
 
         async def attempt() -> list[Tool]:
             client = await self._client()
@@ -91,11 +87,7 @@ class ServerConnection:
             raise self._error("did not list its tools", error) from error
 
     async def list_tools_again(self) -> list[Tool]:
-        """Return what `list_tools` does, but keep the connection, and the calls on it, on failure.
-
-        Raises:
-            ToolError: the server cannot be reached, or does not respond.
-        """
+        """Return what `list_tools` does, but keep the connection, and the calls on it, on failure."""
         client = await self._client()
         try:
             return await self._tools_of(client)
@@ -117,20 +109,7 @@ class ServerConnection:
         repeatable: bool,
         on_progress: ProgressFnT | None = None,
     ) -> CallToolResult:
-        """Call a tool by its name on the server.
-
-        Args:
-            name: of the tool.
-            arguments: its arguments.
-            repeatable: the call may safely be executed twice.
-            on_progress: callback for the progress that the tool reports.
-
-        Raises:
-            MCPError: the server answered with an error.
-            CallTimedOut: the tool's timeout expired.
-            InvalidResult: the result breaks MCP or the tool's own schema.
-            ToolError: the infrastructure failed.
-        """
+        """Call a tool by its name on the server."""
 
         async def attempt() -> CallToolResult:
             client = await self._client()
@@ -167,12 +146,7 @@ class ServerConnection:
         arguments: dict[str, Any],
         on_progress: ProgressFnT | None,
     ) -> CallToolResult:
-        """Call a tool; each progress report extends its time, up to `max_call_seconds`.
-
-        Raises:
-            MCPError: the server answered with an error, or the connection failed.
-            TimeoutError: the tool took too long.
-        """
+        """Call a tool; each progress report extends its time, up to `max_call_seconds`."""
         now = asyncio.get_running_loop().time
         deadline = now() + self._max_seconds
         async with asyncio.timeout(self._timeout) as limit:
@@ -194,12 +168,7 @@ class ServerConnection:
             await session.close()
 
     async def _is_retryable(self, client: Client, error: MCPError, *, repeatable: bool) -> bool:
-        """Return whether a failed call may be retried; False for the server's own errors.
-
-        Raises:
-            InvalidResult: the result is too large.
-            ToolError: the infrastructure failed, and a retry is unsafe.
-        """
+        """Return whether a failed call may be retried; False for the server's own errors."""
         failure = error.data.get(FAILURE_KEY) if isinstance(error.data, dict) else None
         if failure == "refused":
             raise self._error("refused the call", error) from error
@@ -230,12 +199,7 @@ class ServerConnection:
         return True
 
     async def _client(self) -> Client:
-        """Return the live client, connecting if there is none.
-
-        Raises:
-            ToolError: the server cannot be reached; or the session that holds the rollout's state
-                was lost, in which case the next call opens a new one.
-        """
+        """Return the live client, connecting if there is none."""
         async with self._connect_lock:
             if self._session is not None and self._session.alive:
                 return await self._session.opened()

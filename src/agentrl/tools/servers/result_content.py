@@ -27,13 +27,7 @@ _NOT_JSON = object()
 
 
 def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = False) -> str:
-    """Return the text of a result, with its structured content if the text lacks it.
-
-    Args:
-        result: the tool's result.
-        max_chars: longer texts are cut.
-        show_images: leave out the images that `result_images` returns.
-    """
+    """Return the text of a result, with its structured content if the text lacks it."""
     blocks = [b for b in result.content if not (show_images and _image_url(b) is not None)]
     texts = [*map(_block_text, blocks)]
     if result.structured_content is not None and not _contain(texts, result.structured_content):

@@ -116,11 +116,7 @@ async def stdio_transport(
     environment: Mapping[str, str],
     child: StdioServer,
 ) -> AsyncIterator[_Streams]:
-    """Start a command and yield the streams of its connection; it is stopped with the context.
-
-    Raises:
-        ToolError: it cannot be started.
-    """
+    """Start a command and yield the streams of its connection; it is stopped with the context."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,

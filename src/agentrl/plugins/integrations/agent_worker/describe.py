@@ -28,20 +28,7 @@ from agentrl.plugins.integrations.aworld.aworld_agents import (
 
 
 def describe(agent: Any, folder: Path | None = None) -> tuple[AgentDescription, dict[str, str]]:
-    """Return the description of an agent, and the secrets that were removed from it.
-
-    Args:
-        agent: an AWorld `Agent` or `Swarm`, a function, a class with `build_agents()`,
-            `file.py:name` of any of them, or the path of a YAML file: either the arguments of an
-            AWorld agent, or a list with one `_target_: package.module.Class`.
-        folder: the folder for an agent that a notebook defines.
-
-    Returns:
-        The description, and environment variables by name.
-
-    Raises:
-        ConfigError: it has none of these forms, or cannot be described.
-    """
+    """Return the description of an agent, and the secrets that were removed from it."""
     if isinstance(agent, str | Path):
         return _from_path(str(agent))
     if is_swarm(agent):

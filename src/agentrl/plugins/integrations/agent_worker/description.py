@@ -134,9 +134,6 @@ def worker_settings(
         processes: the user's `agent_processes`, or None.
         reward: a reward function for the workers to call.
         python: their interpreter.
-
-    Raises:
-        ConfigError: `processes` is not a positive integer.
     """
     serial = description.kind != "function"
     if processes is None:
@@ -168,11 +165,7 @@ def write_worker_settings(settings: WorkerSettings, path: Path) -> None:
 
 
 def check_can_run(description: AgentDescription) -> None:
-    """Check that workers, which run in this interpreter, can run the agent.
-
-    Raises:
-        ConfigError: it is an AWorld agent, and AWorld is not installed here.
-    """
+    """Check that workers, which run in this interpreter, can run the agent."""
     if description.kind in ("agent", "swarm") and importlib.util.find_spec("aworld") is None:
         raise ConfigError(
             f"agent: AWorld is not installed for {sys.executable}, which runs it; create an "
@@ -186,15 +179,7 @@ def parse_description(value: Mapping[str, Any]) -> AgentDescription:
 
 
 def with_agent_elsewhere(config: RootConfig, folder: Path) -> RootConfig:
-    """Return a configuration whose agent needs only this interpreter.
-
-    Args:
-        config: the given configuration; returned unchanged without `agent_python`.
-        folder: folder for the generated module.
-
-    Raises:
-        ConfigError: the other interpreter lacks AgentRL or the agent.
-    """
+    """Return a configuration whose agent needs only this interpreter."""
     python, agent = config.agents.agent_python, config.agents.agent
     if python is None or agent is None:
         return config

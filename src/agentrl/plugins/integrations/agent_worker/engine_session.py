@@ -47,23 +47,14 @@ AnswerCall = Callable[[list[Message], list[dict[str, Any]]], Awaitable[EngineRep
 
 
 class EngineSession(ModelSession):
-    """Answers the model calls of one rollout with a function.
-
-    Args:
-        model: the model name passed to the agent, which may request any name.
-        answer: function that replies to conversations.
-    """
+    """Answers the model calls of one rollout with a function."""
 
     def __init__(self, model: str, answer: AnswerCall) -> None:
         super().__init__(model)
         self._answer = answer
 
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
-        """Continue a conversation; nothing is streamed before the reply is complete.
-
-        Raises:
-            APIError: the request cannot be answered.
-        """
+        """Continue a conversation; nothing is streamed before the reply is complete."""
         if request.json_schema is not None:
             raise APIError(
                 "response_format: this engine does not support structured output; describe the "
@@ -103,13 +94,7 @@ class EngineAgent:
         self._server: asyncio.Future[APIServer] | None = None
 
     async def run(self, task: MCPTask, answer: AnswerCall) -> str | None:
-        """Run the agent on a task; return its answer.
-
-        Raises:
-            AgentWorkerError: a worker ended or could not reach a dependency, or the agent returned
-                a reward, which these engines accept only from the reward function.
-            UserCodeError: the agent raised.
-        """
+        """Run the agent on a task; return its answer."""
         if self._server is None:
             opening = self._open.enter_async_context(APIServer.open("127.0.0.1"))
             self._server = asyncio.ensure_future(opening)

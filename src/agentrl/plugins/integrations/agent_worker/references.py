@@ -26,13 +26,6 @@ def load_object(reference: str, argument: str) -> Any:
     """Return the object that `file.py:name`, `package.module:name` or `file.pkl:name` names.
 
     The folder of a Python file is added to `sys.path`, so that the file can import its neighbors.
-
-    Args:
-        reference: the reference; dots in the name lead to nested attributes.
-        argument: the argument with this value, for messages.
-
-    Raises:
-        ConfigError: the file, module or attribute does not exist, or importing it fails.
     """
     place = reference.rpartition(":")[0]
     if place.endswith(_PICKLED):
@@ -41,11 +34,7 @@ def load_object(reference: str, argument: str) -> Any:
 
 
 def functions_of(path: Path, argument: str) -> list[str]:
-    """Return the names of a Python file's public top-level functions, without running the file.
-
-    Raises:
-        ConfigError: the file does not exist, or is not valid Python.
-    """
+    """Return the names of a Python file's public top-level functions, without running the file."""
     return [
         node.name
         for node in _parse(path, argument).body
@@ -54,17 +43,7 @@ def functions_of(path: Path, argument: str) -> list[str]:
 
 
 def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
-    """Return the reference by which another process finds a function or class.
-
-    Args:
-        value: the function or class.
-        argument: the argument whose value it is, for messages.
-        folder: the folder for definitions without a file.
-
-    Raises:
-        ConfigError: other processes cannot find its definition, or importing the script that
-            defines it would run the script again.
-    """
+    """Return the reference by which another process finds a function or class."""
     name = getattr(value, "__qualname__", type(value).__qualname__)
     if folder is not None and _is_interactive(value.__module__):
         path = folder.absolute() / f"{argument}{_PICKLED}"
@@ -125,11 +104,7 @@ def is_python_reference(text: str) -> bool:
 
 
 def resolve_reference(text: str, argument: str) -> str:
-    """Return a user's `file.py:name` with an absolute path that exists.
-
-    Raises:
-        ConfigError: the text names no file, or one that does not exist.
-    """
+    """Return a user's `file.py:name` with an absolute path that exists."""
     place, _, name = text.rpartition(":")
     path = Path(place).expanduser().absolute()
     if not place.endswith(".py") and not path.is_file():

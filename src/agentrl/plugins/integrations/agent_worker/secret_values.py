@@ -23,11 +23,7 @@ class SecretValues:
     """Collects the secrets of one agent under environment variable names."""
 
     def __init__(self, prefix: str) -> None:
-        """Start without secrets.
-
-        Args:
-            prefix: prefix of the variable names, as in `AGENTRL_SHOP`.
-        """
+        """Start without secrets."""
         self._prefix = re.sub(r"\W+", "_", prefix, flags=re.ASCII).strip("_").upper()
         self.environment: dict[str, str] = {}
 
@@ -64,11 +60,7 @@ class SecretValues:
 
 
 def resolved(value: Any) -> Any:
-    """Return a copy of a JSON value with every `${NAME}` replaced from the environment.
-
-    Raises:
-        ConfigError: a variable is not set.
-    """
+    """Return a copy of a JSON value with every `${NAME}` replaced from the environment."""
     if isinstance(value, Mapping):
         return {key: resolved(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -132,25 +132,14 @@ class RecordedRollout:
     """
 
     def __init__(self, renderer: Renderer, generate: Generate, max_tokens: int) -> None:
-        """Start a rollout.
-
-        Args:
-            renderer: chat template and tokenizer of the model.
-            generate: calls the engine's servers.
-            max_tokens: upper limit, which a prompt must stay below.
-        """
+        """Start a rollout."""
         self.chains = TokenChains()
         self._renderer = renderer
         self._generate = generate
         self._max_tokens = max_tokens
 
     async def answer(self, messages: list[Message], tools: list[dict[str, Any]]) -> EngineReply:
-        """Return the model's reply to a conversation.
-
-        Raises:
-            APIError: there is no room for a reply.
-            RenderError: the chat template cannot render the conversation.
-        """
+        """Return the model's reply to a conversation."""
         chain = self.chains.take(messages)
         try:
             added = messages[len(chain.messages) :]

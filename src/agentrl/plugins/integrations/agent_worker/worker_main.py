@@ -28,11 +28,7 @@ class AgentWorker:
     """Runs the described agent, and calls the reward function."""
 
     def __init__(self, description: dict[str, Any] | None, reward: str | None) -> None:
-        """Load the agent and the reward function.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
+        """Load the agent and the reward function."""
         self._description = None if description is None else parse_description(description)
         self._agent: Any = None
         if isinstance(self._description, FunctionAgent):

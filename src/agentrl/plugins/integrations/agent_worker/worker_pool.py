@@ -45,12 +45,7 @@ class AgentWorkerPool:
         return sum(worker.num_busy for worker in self._workers)
 
     async def run(self, task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
-        """Run the agent on a task.
-
-        Raises:
-            AgentWorkerError: a worker ended or could not reach a dependency.
-            UserCodeError: the agent raised.
-        """
+        """Run the agent on a task."""
         worker = self._least_busy()
         request = {
             "run": task.model_dump(mode="json", exclude={"kind"}),
@@ -67,12 +62,7 @@ class AgentWorkerPool:
             worker.num_waiting -= 1
 
     async def reward(self, arguments: dict[str, Any]) -> float:
-        """Call the reward function with these keyword arguments, or `positional` ones.
-
-        Raises:
-            AgentWorkerError: a worker ended.
-            UserCodeError: the function raised.
-        """
+        """Call the reward function with these keyword arguments, or `positional` ones."""
         return float(await self._least_busy().ask({"reward": arguments}))
 
     def close(self) -> None:
@@ -133,12 +123,7 @@ class _WorkerProcess:
         return max(self.num_waiting, self._process.num_waiting)
 
     async def ask(self, request: dict[str, Any]) -> Any:
-        """Return the result of a request.
-
-        Raises:
-            AgentWorkerError: the process ended, or a dependency did not respond.
-            UserCodeError: the user's code raised.
-        """
+        """Return the result of a request."""
         reply = await self._process.ask(request)
         if "error" in reply:
             raise (AgentWorkerError if reply["lost"] else UserCodeError)(reply["error"])

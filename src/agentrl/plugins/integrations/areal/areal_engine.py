@@ -85,11 +85,7 @@ class ArealEngine(ExternalEngine):
         return settings
 
     def inference(self, dataset: Any = None) -> Any:
-        """Raise an error, because AReaL evaluates during training.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise an error, because AReaL evaluates during training."""
         raise ConfigError("AReaL evaluates during training: pass test_dataset, and see its logs")
 
     @property

@@ -60,12 +60,7 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
     timeout_seconds: ClassVar[float] = 1200.0
 
     def __init__(self, gconfig: Any, tokenizer: str) -> None:
-        """Store the sampling parameters and the tokenizer.
-
-        Args:
-            gconfig: AReaL's `GenerationHyperparameters`.
-            tokenizer: directory or hub id of the model's tokenizer and chat template.
-        """
+        """Store the sampling parameters and the tokenizer."""
         self.gconfig = gconfig
         self.tokenizer = tokenizer
 
@@ -76,10 +71,6 @@ class AgentGroupWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
         """Run a question `n_samples` times, or once with the raw reward in an evaluation.
-
-        Args:
-            engine: AReaL's inference engine.
-            data: a row of the engine's data file.
 
         Returns:
             For B conversations of at most L tokens: `input_ids` and `loss_mask` int32 [B, L],
@@ -190,11 +181,7 @@ def _tensors(rows: list[tuple[TokenChain, float]]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Train.
-
-    Args:
-        argv: `module.Class` of the workflow, and AReaL's own arguments.
-    """
+    """Train."""
     # Imported here because rollout workers import this module only for the workflow, and AReaL's
     # trainer also imports its trackers and the GPU stack.
     from areal import PPOTrainer  # noqa: PLC0415

@@ -64,15 +64,7 @@ def is_swarm(value: Any) -> bool:
 
 
 def agent_from_arguments(values: dict[str, Any], path: Path) -> tuple[AWorldAgent, dict[str, str]]:
-    """Return the description of an agent from its constructor's arguments, and its secrets.
-
-    Args:
-        values: the arguments, and `conf` and `class`.
-        path: the file that holds them, for messages.
-
-    Raises:
-        ConfigError: an argument is unknown, or `name` is missing.
-    """
+    """Return the description of an agent from its constructor's arguments, and its secrets."""
     known = {"name", "conf", "class", *_ATTRIBUTES.values()}
     unknown = sorted(set(values) - known)
     if unknown:
@@ -109,11 +101,7 @@ def _class_reference(name: str | None) -> str:
 
 
 def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
-    """Return the description of a `Swarm`, and its agents' secrets.
-
-    Raises:
-        ConfigError: it has no agent to train, or cannot be described.
-    """
+    """Return the description of a `Swarm`, and its agents' secrets."""
     secrets = SecretValues(f"AGENTRL_{_swarm_name(swarm)}")
     agents: list[Any] = []
     shape = _shape(swarm, agents)
@@ -175,11 +163,7 @@ def _suffix(number: int, names: list[str]) -> str:
 
 
 def describe_agent(agent: Any) -> tuple[AWorldAgent, dict[str, str]]:
-    """Return the description of an `Agent`, and its secrets.
-
-    Raises:
-        ConfigError: it cannot be described.
-    """
+    """Return the description of an `Agent`, and its secrets."""
     secrets = SecretValues(f"AGENTRL_{agent.name()}")
     return _agent(agent, secrets, trained=True), secrets.environment
 

@@ -27,11 +27,7 @@ _CLEANUP_SECONDS = 10.0
 
 
 def build(description: AWorldAgent | AWorldSwarm, endpoint: AgentEndpoint) -> Any:
-    """Return a new AWorld `Agent` or `Swarm` whose trained agents call the endpoint.
-
-    Raises:
-        ConfigError: AWorld is missing, or a secret is not in the environment.
-    """
+    """Return a new AWorld `Agent` or `Swarm` whose trained agents call the endpoint."""
     if isinstance(description, AWorldAgent):
         return _build_agent(description, endpoint)
     members = [_build_agent(member, endpoint) for member in description.members]
@@ -131,11 +127,7 @@ def _members(part: Any) -> Iterator[Any]:
 
 
 async def run_task(agents: Any, query: str) -> str | None:
-    """Run an AWorld `Agent` or `Swarm` on a question, and return its answer.
-
-    Raises:
-        UserCodeError: AWorld reports a failure.
-    """
+    """Run an AWorld `Agent` or `Swarm` on a question, and return its answer."""
     task_class = _aworld("aworld.core.task").Task
     is_swarm = isinstance(agents, _aworld("aworld.core.agent.swarm").Swarm)
     _keep_memory_in_process()

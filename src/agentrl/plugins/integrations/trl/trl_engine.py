@@ -94,11 +94,7 @@ class TrlEngine(NativeEngine):
 
 
 def _check_flags(names: Iterable[str]) -> None:
-    """Reject flags that only AgentRL's own trainer reads.
-
-    Raises:
-        ConfigError: there is such a flag; the message names the first.
-    """
+    """Reject flags that only AgentRL's own trainer reads."""
     for name in names:
         if canonical_name(name) in _UNSUPPORTED_FLAGS:
             raise ConfigError(
@@ -108,15 +104,7 @@ def _check_flags(names: Iterable[str]) -> None:
 
 
 def _grpo_arguments(config: RootConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of TRL's `GRPOConfig` from the flags and the user's mapping.
-
-    Args:
-        config: the run's flags.
-        given: the mapping `trl` of the user's configuration.
-
-    Raises:
-        ConfigError: a flag already sets an argument, or AgentRL's rollouts do not support it.
-    """
+    """Return the arguments of TRL's `GRPOConfig` from the flags and the user's mapping."""
     for name, flag in _FROM_FLAGS.items():
         if name in given:
             raise ConfigError(f"config: trl.{name}: set {flag} instead, outside of `trl`")

@@ -78,19 +78,7 @@ class RolloutFunction:
         self._ended = asyncio.Event()
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """Sample a batch with the trainer's current weights.
-
-        Args:
-            prompts: numbers of questions, each `num_generations` times in a row.
-            trainer: TRL's `GRPOTrainer`.
-
-        Returns:
-            `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` and `score`, each with one entry
-            per prompt.
-
-        Raises:
-            TrainingError: no rollout of the batch has a token to learn from, or training ends.
-        """
+        """Sample a batch with the trainer's current weights."""
         if self._ended.is_set():
             raise TrainingError("the run ends")
         step = int(trainer.state.global_step)
@@ -177,12 +165,6 @@ def longest_sequence(turns: Sequence[DispatchedSamplingTask]) -> RolloutSequence
 
     Turns whose own advantage prevents learning (calls that cannot be parsed) are part of the
     sequence, but have no loss.
-
-    Args:
-        turns: all turns of one attempt of a record.
-
-    Raises:
-        TrainingError: the rollout contains images.
     """
     record_id = next((turn.record_id for turn in turns if turn.added_images), None)
     if record_id is not None:

@@ -134,12 +134,7 @@ class VerlEngine(ExternalEngine):
         return settings
 
     def inference(self, dataset: Any = None) -> Path:
-        """Run verl's validation on the test data, and return the folder of its files.
-
-        Raises:
-            ConfigError: verl is not installed, or other data are requested.
-            AgentRLError: verl failed; its own messages were printed.
-        """
+        """Run verl's validation on the test data, and return the folder of its files."""
         if dataset is not None:
             raise ConfigError("dataset: verl validates on test_dataset; give it to AgentTrainer")
         self._run("trainer.val_only=True", "trainer.val_before_train=True")

@@ -44,9 +44,6 @@ class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         """Run one rollout.
 
         An agent that fails after it called the model scores 0; its calls are trained on as sampled.
-
-        Raises:
-            InferenceError: every attempt at the rollout failed.
         """
         messages = [dict(message) for message in kwargs["raw_prompt"]]
         started = time.monotonic()

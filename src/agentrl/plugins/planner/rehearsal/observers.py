@@ -117,11 +117,7 @@ class HostReads(TorchFunctionMode):
     """Answers and counts reads of fake tensors' values within the block (a context manager)."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start without any places.
-
-        Args:
-            device: the device that reads wait for. Values in host memory are read without waiting.
-        """
+        """Start without any places."""
         super().__init__()
         self.places: Counter[str] = Counter()
         """`file.py:function` of this package -> number of times."""

@@ -122,20 +122,7 @@ def rehearse_run(
     longest: int,
     device: FakeDevice,
 ) -> StepMemory:
-    """Rehearse the largest micro-batch that the flags of a run allow, on the fullest stage.
-
-    Args:
-        model: of the configuration.
-        trainer: of the configuration.
-        algorithm: of the configuration.
-        model_path: directory with config.json.
-        longest: most tokens of a conversation.
-        device: the simulated device.
-
-    Raises:
-        ConfigError: the flags require a different number of ranks, or the model cannot be
-            rehearsed.
-    """
+    """Rehearse the largest micro-batch that the flags of a run allow, on the fullest stage."""
     if trainer.merge == "none":
         batch = filled_row(longest, longest)
     else:
@@ -174,13 +161,7 @@ def rehearse_run(
 
 
 def filled_row(num_tokens: int, longest: int, *, num_chunks: int = 1) -> MicroBatch:
-    """Return a row of conversations with all of their tokens in the loss.
-
-    Args:
-        num_tokens: of the row.
-        longest: tokens of each conversation except the last, which fills the row.
-        num_chunks: passes in which the row is computed.
-    """
+    """Return a row of conversations with all of their tokens in the loss."""
     starts = np.arange(0, num_tokens, longest)
     ends = np.minimum(starts + longest, num_tokens)
     lengths = ends - starts

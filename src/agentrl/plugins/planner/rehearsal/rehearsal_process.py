@@ -27,12 +27,7 @@ def _load() -> Answer:
         raise ConfigError(f"{type(error).__name__}: {error}") from None
 
     def rehearsed(request: Mapping[str, Any]) -> dict[str, Any]:
-        """Rehearse the step of a request.
-
-        Args:
-            request: sections `model`, `trainer` and `algorithm`, and the other arguments of
-                `rehearse_run`.
-        """
+        """Rehearse the step of a request."""
         try:
             memory = rehearse_run(
                 ModelSection.model_validate(request["model"]),

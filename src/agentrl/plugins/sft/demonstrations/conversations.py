@@ -22,16 +22,7 @@ from agentrl.store import TrajectoryStore
 
 
 async def export_chat(store: TrajectoryStore, folder: Path) -> tuple[str, dict[str, int]]:
-    """Write the conversations of all ended records; see `agentrl.cli.run_formats.RunExport`.
-
-    Args:
-        store: the run.
-        folder: output folder, which must not exist.
-
-    Raises:
-        ConfigError: the folder exists.
-        WriteError: the folder cannot be written.
-    """
+    """Write the conversations of all ended records; see `agentrl.cli.run_formats.RunExport`."""
     if await asyncio.to_thread(folder.exists):
         raise ConfigError(f"{folder} already exists; choose a new folder")
     counts: dict[str, int] = {}
@@ -88,9 +79,6 @@ def conversations_of(
 
     Every reply of the policy is trained on once: an assistant message that is repeated in a context
     or in another conversation gets `"weight": 0`.
-
-    Args:
-        turns: all turns of the attempt, in order of `index` from 0.
     """
     included: set[int] = set()
     for path, tools in paths_of(turns):
@@ -112,9 +100,6 @@ def paths_of(
 
     A turn is part of every conversation that continues it. Calls of other models are omitted unless
     the policy continues them.
-
-    Args:
-        turns: all turns of the attempt, in order of `index` from 0.
     """
     continued = {turn.parent for turn in turns if _continues(turn)}
     for leaf in turns:

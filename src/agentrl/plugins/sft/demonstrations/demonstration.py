@@ -41,15 +41,7 @@ class Demonstration:
 
 
 def read_demonstrations(path: Path) -> Iterator[Demonstration]:
-    """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`.
-
-    Args:
-        path: a source that `read_entries` accepts, or a Python file whose `demonstrations()` yields
-            the objects.
-
-    Raises:
-        DatasetError: the file is missing, or an entry is malformed; the text names its line.
-    """
+    """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`."""
     folder = folder_of(path)
     for where, entry in _made_entries(path) if path.suffix == ".py" else read_entries(path):
         try:
@@ -74,10 +66,6 @@ def demonstration_turns(
         record_id: id of the turns' Record.
         task_id: id of its Task.
         fence: fencing token of the lease under which the turns are stored, if they are.
-
-    Raises:
-        RenderError: the model's template cannot render the conversation, leaves out a part of it,
-            or writes a reply that is read differently; the text names the message and its field.
     """
     conversation = Conversation([], tools=demonstration.tools)
     turns: list[DispatchedSamplingTask] = []
@@ -153,11 +141,7 @@ def _made_entries(path: Path) -> Iterator[tuple[str, Any]]:
 def _check_shown(
     messages: Sequence[Message], tools: tuple[dict[str, Any], ...], renderer: Renderer
 ) -> None:
-    """Refuse a conversation of which the model would not see everything.
-
-    Raises:
-        RenderError: the template leaves out a text or a name, or refuses a message.
-    """
+    """Refuse a conversation of which the model would not see everything."""
     try:
         left_out = renderer.unshown(messages, tools)
     except RenderError as error:
