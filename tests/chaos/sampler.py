@@ -55,6 +55,10 @@ def note_acknowledgements(journal: Journal) -> None:
         begun = time.monotonic()
         await append(self, turn, fence)
         facts = {"record": turn.record_id, "fence": fence, "attempt": turn.attempt, "begun": begun}
+        facts |= {
+            "index": turn.index,
+            "version": min((one.version for one in turn.version_spans), default=None),
+        }
         journal.write("turn", id=turn.id, digest=digest(turn), **facts)
 
     turns, records, scores = (

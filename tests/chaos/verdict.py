@@ -119,7 +119,7 @@ async def judge(
     steps = effective_steps(trained)
     await _check_expiry(store, max(steps, default=0) - retain_steps, verdict)
     await _check_ledger(store, steps, verdict)
-    await _check_staleness(store, steps, max_staleness, verdict)
+    await _check_staleness(store, events, steps, max_staleness, verdict)
     await _check_attempts(store, events, faults, verdict)
     for wrong in await wrong_counts(store):
         verdict.find("wrong_counts", wrong)
@@ -288,9 +288,23 @@ def _note_drop(record_id: str, reason: str, verdict: Verdict) -> None:
 
 
 async def _check_staleness(
-    store: TrajectoryStore, steps: dict[int, list[str]], max_staleness: int, verdict: Verdict
+    store: TrajectoryStore,
+    events: list[Event],
+    steps: dict[int, list[str]],
+    max_staleness: int,
+    verdict: Verdict,
 ) -> None:
-    oldest = {record.id: record.min_version async for record in store.records.find(split="train")}
+    """Compare the versions of records with the steps; what a branch copied is not its own."""
+    oldest: dict[str, int | None] = {}
+    sampled: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    for event in events:
+        if event["kind"] == "turn" and event["version"] is not None:
+            sampled[event["record"], event["attempt"]][event["index"]] = event["version"]
+    async for record in store.records.find(split="train"):
+        oldest[record.id] = record.min_version
+        if record.branch is not None:
+            own = sampled[record.id, record.attempt].items()
+            oldest[record.id] = min((v for i, v in own if i >= record.branch.turn), default=None)
     for step, record_ids in steps.items():
         for record_id in record_ids:
             version = oldest.get(record_id)
