@@ -35,6 +35,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sglang")
     command = script_command(
         folder,
+        config=ROOT / "assets/demo/grpo.yaml",
         max_steps=NUM_STEPS,
         groups_per_step=8,
         num_generations=8,
