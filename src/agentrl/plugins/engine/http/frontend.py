@@ -26,15 +26,15 @@ from agentrl.plugins.engine.generation.engine_loop import EngineLoop
 from agentrl.plugins.engine.generation.grammar_trial import COMPILER_STACK_BYTES, GrammarTrial
 from agentrl.plugins.engine.generation.grammars import GrammarCompiler, GrammarConstraint
 from agentrl.plugins.engine.generation.token_sequence import TokenSequence
-from agentrl.plugins.engine.http.generation_requests import GenerationRequests
-from agentrl.plugins.engine.http.prompt_images import PromptImages
-from agentrl.plugins.engine.http.request_bodies import (
-    GenerateBody,
+from agentrl.plugins.engine.http.engine_bodies import (
+    GenerationBody,
     ModelLimits,
     ParsedRequest,
     parse_generate,
     read_body,
 )
+from agentrl.plugins.engine.http.generation_requests import GenerationRequests
+from agentrl.plugins.engine.http.prompt_images import PromptImages
 from agentrl.plugins.engine.http.text_codec import TextCodec
 from agentrl.plugins.engine.weights.live_weights import read_weights
 from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters
@@ -155,12 +155,12 @@ class FrontEnd:
         Tokenizing and compiling may be slow, so they run in a thread, one request at a time.
         Requests with token ids bypass the thread.
         """
-        body = read_body(GenerateBody, raw)
+        body = read_body(GenerationBody, raw)
         if body.is_quick:
             return self._parse(body)
         return await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, body)
 
-    def _parse(self, body: GenerateBody) -> ParsedRequest:
+    def _parse(self, body: GenerationBody) -> ParsedRequest:
         return parse_generate(
             body,
             self.limits,

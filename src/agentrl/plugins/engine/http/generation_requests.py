@@ -14,8 +14,8 @@ from typing import Any
 from agentrl.plugins.engine.generation.batch_scheduler import BatchScheduler
 from agentrl.plugins.engine.generation.engine_loop import EngineLoop
 from agentrl.plugins.engine.generation.token_sequence import TokenSequence
+from agentrl.plugins.engine.http.engine_bodies import ParsedRequest
 from agentrl.plugins.engine.http.http_errors import RequestRejected
-from agentrl.plugins.engine.http.request_bodies import ParsedRequest
 from agentrl.plugins.engine.http.response_bodies import answer
 from agentrl.plugins.engine.http.text_codec import TextCodec
 from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters

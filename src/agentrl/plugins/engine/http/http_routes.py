@@ -25,6 +25,12 @@ from agentrl.errors import APIError, InferenceError
 from agentrl.inference import openapi
 from agentrl.inference.request_bodies import read_json_object, while_connected
 from agentrl.inference.wire import PauseMode
+from agentrl.plugins.engine.http.engine_bodies import (
+    Body,
+    GenerationBody,
+    ParsedRequest,
+    read_body,
+)
 from agentrl.plugins.engine.http.frontend import FrontEnd
 from agentrl.plugins.engine.http.http_errors import (
     InvalidRequest,
@@ -32,12 +38,6 @@ from agentrl.plugins.engine.http.http_errors import (
     on_http_exception,
     on_invalid_request,
     on_rejected,
-)
-from agentrl.plugins.engine.http.request_bodies import (
-    Body,
-    GenerateBody,
-    ParsedRequest,
-    read_body,
 )
 from agentrl.plugins.engine.weights.weight_receiver import WeightManifest
 from agentrl.runtime.http.http_guard import HttpGuard
@@ -85,7 +85,7 @@ def make_app(front_end: FrontEnd) -> Starlette:
         Route("/update_weights_from_distributed", routes.update_from_group, methods=post),
     ]
     document = openapi.description(
-        "AgentRL engine", [*data, *control], {"/generate": openapi.schema_of(GenerateBody)}
+        "AgentRL engine", [*data, *control], {"/generate": openapi.schema_of(GenerationBody)}
     )
 
     async def describe(_: Request) -> Response:
@@ -168,11 +168,11 @@ class _Memory(Body):
     """Parts of the memory; none means all."""
 
 
-class _Adapter(Body):
+class _AdapterName(Body):
     lora_name: str = Field(min_length=1)
 
 
-class _NewAdapter(_Adapter):
+class _AdapterSource(_AdapterName):
     lora_path: str = Field(min_length=1)
 
 
@@ -376,11 +376,11 @@ class _Routes:
         return JSONResponse(None)
 
     async def load_adapter(self, http: Request) -> Response:
-        body = await _read(_NewAdapter, http)
+        body = await _read(_AdapterSource, http)
         return await self._adapters_after(self._engine.load_adapter(body.lora_name, body.lora_path))
 
     async def unload_adapter(self, http: Request) -> Response:
-        name = (await _read(_Adapter, http)).lora_name
+        name = (await _read(_AdapterName, http)).lora_name
         return await self._adapters_after(self._engine.unload_adapter(name))
 
     async def _adapters_after(self, change: Awaitable[None]) -> Response:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from agentrl.plugins.engine.generation.token_sequence import FinishReason, TokenSequence
-from agentrl.plugins.engine.http.request_bodies import ParsedRequest
+from agentrl.plugins.engine.http.engine_bodies import ParsedRequest
 from agentrl.plugins.engine.http.text_codec import TextCodec
 
 

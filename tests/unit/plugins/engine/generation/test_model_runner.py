@@ -17,14 +17,14 @@ from agentrl.plugins.engine.generation.batch_scheduler import BatchScheduler, Sc
 from agentrl.plugins.engine.generation.grammars import GrammarConstraint
 from agentrl.plugins.engine.generation.model_runner import load_model
 from agentrl.plugins.engine.generation.token_sequence import TokenSequence
-from agentrl.plugins.engine.http.http_errors import InvalidRequest
-from agentrl.plugins.engine.http.request_bodies import (
-    GenerateBody,
+from agentrl.plugins.engine.http.engine_bodies import (
+    GenerationBody,
     ModelLimits,
     ParsedRequest,
     parse_generate,
     read_body,
 )
+from agentrl.plugins.engine.http.http_errors import InvalidRequest
 from agentrl.plugins.engine.http.response_bodies import answer
 from agentrl.plugins.engine.http.text_codec import TextCodec
 from agentrl.plugins.engine.weights.live_weights import read_weights, swap_weights
@@ -57,7 +57,7 @@ def no_grammars(grammar: Grammar) -> GrammarConstraint:
 
 def parse(body: dict[str, Any], limits: ModelLimits) -> ParsedRequest:
     return parse_generate(
-        read_body(GenerateBody, body),
+        read_body(GenerationBody, body),
         limits,
         encode=lambda _: [],
         show=lambda ids, _: (np.asarray(ids, dtype=np.int32), ()),

@@ -164,7 +164,7 @@ class SamplingParameters(Body):
 _ParametersOfEach = Annotated[list[SamplingParameters], Field(fail_fast=True)]
 
 
-class GenerateBody(Body):
+class GenerationBody(Body):
     """The body of `/generate`."""
 
     NOT_NULL = frozenset({"stream", "return_text_in_logprobs", "return_prompt_token_ids"})
@@ -230,7 +230,7 @@ def read_body(kind: type[_AnyBody], body: Mapping[str, Any]) -> _AnyBody:
         # SGLang takes a number for a flag as a wrong parameter, wherever it stands.
         is_number = worst["type"] == "bool_type" and worst["input"] in (0, 1)
         refused: type[InvalidRequest] = InvalidField
-        if kind is GenerateBody and (is_parameter or is_number):
+        if kind is GenerationBody and (is_parameter or is_number):
             refused = InvalidRequest if "than" in worst["type"] else InvalidParameter
         names = kind.model_fields.keys() | SamplingParameters.model_fields.keys()
         path = ".".join(str(part) for part in worst["loc"] if part in names or type(part) is int)
@@ -258,13 +258,13 @@ class ParsedRequest:
     sequences: tuple[TokenSequence, ...]
     is_batch: bool
     """Whether the answer is a list."""
-    body: GenerateBody
+    body: GenerationBody
     sampling: SamplingParameters
     """Those of the first prompt, which decide how answers are written."""
 
 
 def parse_generate(
-    body: GenerateBody,
+    body: GenerationBody,
     limits: ModelLimits,
     *,
     encode: Callable[[str], list[int]],
@@ -322,7 +322,7 @@ def parse_generate(
 
 
 def _prompts(
-    body: GenerateBody, limits: ModelLimits, encode: Callable[[str], list[int]]
+    body: GenerationBody, limits: ModelLimits, encode: Callable[[str], list[int]]
 ) -> tuple[list[list[int]], bool]:
     ids, text = body.input_ids, body.text
     if ids is not None:
@@ -366,7 +366,7 @@ def _check_count(count: int, most: int) -> None:
         raise InvalidRequest(f"a request may ask for 1 to {most} sequences, not {count}")
 
 
-def _check_experts(body: GenerateBody, prompts: list[list[int]], limits: ModelLimits) -> None:
+def _check_experts(body: GenerationBody, prompts: list[list[int]], limits: ModelLimits) -> None:
     if not body.return_routed_experts:
         return
     if not limits.has_experts:
