@@ -71,7 +71,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-class Reader(NamedTuple):
+class RowReader(NamedTuple):
     """One way to read rows, and what follows from it."""
 
     fields: Callable[[Row, Columns, Path | None], Row] | None
@@ -86,53 +86,53 @@ class Reader(NamedTuple):
     """Column of the id, before the `_ID_COLUMNS`."""
 
 
-def _code(fields: Callable[[Row, Columns, Path | None], Row], identity: str = "id") -> Reader:
+def _code(fields: Callable[[Row, Columns, Path | None], Row], identity: str = "id") -> RowReader:
     explanation = (
         "the reference holds the unit tests; your scorer runs them "
         "(--scorer_module, --default_scorer)"
     )
-    return Reader(fields, explanation, "", FENCE, identity)
+    return RowReader(fields, explanation, "", FENCE, identity)
 
 
 _FIRST = "the reference is the first of `{0.answer}{0.listed}`; the others count as right"
 _SEARCH = "the paragraphs are not shown (give the model a search tool)"
 _READERS = {
-    "math": Reader(read.math, "the reference is `{0.answer}`", "math", BOXED),
-    "worked": Reader(read.math, "the reference is what follows the last ####", "math", BOXED),
-    "boxed": Reader(
+    "math": RowReader(read.math, "the reference is `{0.answer}`", "math", BOXED),
+    "worked": RowReader(read.math, "the reference is what follows the last ####", "math", BOXED),
+    "boxed": RowReader(
         read.boxed, "the reference is the last \\boxed{{}} of `{0.answer}`", "math", BOXED
     ),
-    "plain": Reader(read.plain, "the reference is `{0.answer}`"),
-    "short": Reader(read.short, "the reference is `{0.answer}`"),
-    "first": Reader(read.short, _FIRST),
-    "aliases": Reader(
+    "plain": RowReader(read.plain, "the reference is `{0.answer}`"),
+    "short": RowReader(read.short, "the reference is `{0.answer}`"),
+    "first": RowReader(read.short, _FIRST),
+    "aliases": RowReader(
         read.short, "the reference is `{0.answer}`; its aliases count as right", id="question_id"
     ),
-    "hidden": Reader(read.plain, f"the reference is `{{0.answer}}`; {_SEARCH}"),
-    "hidden_aliases": Reader(read.short, f"`{{0.listed}}` count as right; {_SEARCH}"),
-    "encrypted": Reader(read.browsecomp, "question and reference are decrypted with `canary`"),
-    "letter": Reader(
+    "hidden": RowReader(read.plain, f"the reference is `{{0.answer}}`; {_SEARCH}"),
+    "hidden_aliases": RowReader(read.short, f"`{{0.listed}}` count as right; {_SEARCH}"),
+    "encrypted": RowReader(read.browsecomp, "question and reference are decrypted with `canary`"),
+    "letter": RowReader(
         read.plain,
         "the reference is the letter in `{0.answer}`; the question holds its choices",
         "choice",
     ),
-    "choices": Reader(
+    "choices": RowReader(
         read.choices,
         "the choices in `{0.listed}` are written into the question; `{0.answer}` becomes a letter",
         "choice",
     ),
-    "drawn_choices": Reader(
+    "drawn_choices": RowReader(
         read.incorrect_choices,
         "the choices are written into the question in an order drawn from its text; the reference is "
         "a letter",
         "choice",
     ),
-    "calls": Reader(
+    "calls": RowReader(
         read.calls,
         "the functions in `{0.listed}` are written into the question; the reference is `{0.answer}`",
         "calls",
     ),
-    "attached": Reader(
+    "attached": RowReader(
         read.attached,
         "the reference is `{0.answer}`; attachments are shown (images) or added (text)",
         "gaia",
@@ -142,12 +142,12 @@ _READERS = {
     "unit_tests": _code(read.unit_tests),
     "code_contests": _code(read.code_contests),
     "live_code_bench": _code(read.live_code_bench, "question_id"),
-    "repository": Reader(
+    "repository": RowReader(
         None,
         "its reward needs the repository and its tests; convert the tasks to Harbor's format and give "
         "--env harbor:FOLDER (docs/environments.md)",
     ),
-    "imitation": Reader(
+    "imitation": RowReader(
         None,
         "a conversation to imitate, without a question and a reference: learn from it with "
         "`agentrl sft --train_file`",
@@ -167,11 +167,11 @@ class RowShape:
     values: Mapping[str, Callable[[Any], bool]]
     """What the values of columns must be."""
     at: Columns
-    reader: Reader
+    reader: RowReader
 
     @property
     def explanation(self) -> str:
-        """See `Reader`."""
+        """See `RowReader`."""
         return self.reader.explanation.format(self.at)
 
     @property
