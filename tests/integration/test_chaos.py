@@ -214,6 +214,7 @@ async def judged(store: TrajectoryStore, tmp_path: Path, spoil: Spoil) -> Verdic
         (turn,) = await store.turns.of_record(record_id)
         samplers.write("claim", record=record_id, fence=1, owner="one")
         facts = {"record": record_id, "fence": 1, "attempt": 1, "begun": 0.0}
+        facts |= {"index": turn.index, "version": turn.version_spans[0].version}
         samplers.write("turn", id=turn.id, digest=digest(turn), **facts)
     await store.ledger.reserve("trainer", ids[:4], 1)
     await store.ledger.drop("trainer", ids[4:], 1, "stale")

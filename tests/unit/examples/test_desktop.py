@@ -54,7 +54,8 @@ document.body.style.background = event.key == 'F' ? 'rgb(204, 0, 0)' : ''">"""
 LONG = "https://" + "a" * 200_000
 PASSWORD = "seen-not-touched"
 COMMAND = (str(EXAMPLE / "server.py"), "--size", "{}x{}".format(*SIZE))
-SERVER = {"desktop": {"command": sys.executable, "args": list(COMMAND)}}
+PARTS = [str(EXAMPLE / f"{name}.py") for name in ("display", "end_state")]
+SERVER = {"desktop": {"command": sys.executable, "args": list(COMMAND), "readable": PARTS}}
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from agentrl.errors import TrainerBusy
 from agentrl.runtime.processes.process_identity import is_alive, new_lease_owner
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.trainer import trainer_lease as trainer_lease_module
 from agentrl.trainer.trainer_lease import trainer_lease
 
 
@@ -43,18 +42,6 @@ async def test_a_silent_trainer_elsewhere_is_waited_out(run_store: TrajectorySto
         run = await run_store.runs.get()
         assert run is not None
         assert run.trainer_leases["trainer"].owner.startswith(new_lease_owner().rsplit("-", 1)[0])
-
-
-async def test_a_silent_trainer_is_taken_over_from_after_the_clock_was_set_back(
-    run_store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_lease_module, "_GRACE_SECONDS", 0.2)
-    async with TrajectoryStore.connect(run_store.database.uri, run_store.database_name) as other:
-        await other.trainer_leases.acquire("trainer", "elsewhere:1:0-a", 3600)
-    async with trainer_lease(run_store, "trainer", lease_seconds=1.5):
-        run = await run_store.runs.get()
-        assert run is not None
-        assert run.trainer_leases["trainer"].owner != "elsewhere:1:0-a"
 
 
 async def test_a_live_trainer_is_not_waited_for(run_store: TrajectoryStore) -> None:

@@ -55,9 +55,12 @@ _PROGRAMS = (
         "/etc/ssl",
         "/etc/timezone",
         "/etc/uv",
+        "/var/cache/fontconfig",
+        "/etc/X11",
+        "/etc/xdg",
         "/sys/devices/system/cpu",
     ),
-    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")),
+    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")),
 )
 """What every program sees of the system; other files of these folders may hold secrets."""
 _PRIVATE = ("/tmp", "/run", "/dev/shm", "/var/tmp")
@@ -125,6 +128,7 @@ def _first_process(
     try:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         mask = os.umask(0)
+        os.setsid()  # /dev/tty is no terminal of the user
         if ids is not None:
             os.setgroups([])
             _enter_root(plan, ids)

@@ -41,6 +41,8 @@ class McpServer(BaseModel):
     """Environment of the command, in addition to PATH, HOME and the like."""
     cwd: str | None = None
     """Its working directory, which it then sees; by default an empty one."""
+    readable: tuple[str, ...] = ()
+    """Files and folders that the command reads in addition to those that its words name."""
     writable: tuple[str, ...] = ()
     """Files and folders outside its scratch folder that the command may write to; all rollouts, or
     all clients of `agentrl env up`, share them."""
@@ -93,8 +95,9 @@ class McpServer(BaseModel):
 
     def named_paths(self) -> tuple[Path, ...]:
         """Return what the command line, the variables and the working directory name."""
-        directory = self.cwd if self.cwd and ROLLOUT_DIR not in self.cwd else None
-        return (*named_paths(self.words), *(() if directory is None else (Path(directory),)))
+        given = (*self.readable, *((self.cwd,) if self.cwd else ()))
+        opened = (Path(path) for path in given if ROLLOUT_DIR not in path)
+        return (*named_paths(self.words), *opened)
 
     @property
     def address(self) -> str:

@@ -94,7 +94,7 @@ def test_commands_see_nothing_of_this_machine_but_its_programs(
         for path in ("/usr/x", "/etc/x", "/x"):
             assert "Read-only" in box.shell(f"touch {path}", 10)[1], path
         assert box.shell("ls /sys/class/net; cat /proc/net/dev | wc -l", 10)[1].endswith("3\n")
-        devices = {"fd", "full", "null", "ptmx", "pts", "random", "shm", "urandom", "zero"}
+        devices = {"fd", "full", "null", "tty", "ptmx", "pts", "random", "shm", "urandom", "zero"}
         devices |= {"stdin", "stdout", "stderr"}
         assert set(box.shell("ls /dev", 10)[1].split()) == devices
         assert box.shell("echo x > /dev/null; head -c 3 /dev/urandom | wc -c", 10) == (0, "3\n")

@@ -55,7 +55,7 @@ def test_flags_and_further_arguments_become_trls_arguments(tmp_path: Path) -> No
     )
     flags = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8"))
     # One temperature for all tokens, as TRL's loss wants it.
-    assert flags["agent_sampling"] == "run"
+    assert flags["advanced"]["agent_sampling"] == "run"
     assert flags["agent"] == f"{run / 'worker_agent.py'}:run_agent"
 
 
