@@ -12,6 +12,8 @@ from pathlib import Path
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import ConfigError
 
+_SHIPPED = Path(__file__).resolve().parents[1] / "_data"
+"""Of a wheel: the demo's questions are in the environment that every program reads."""
 _OF_EVERYTHING = ("/", "/dev", "/etc", "/home", "/proc", "/run", "/sys", "/tmp", "/var")
 
 
@@ -32,7 +34,11 @@ def opened_paths(config: RootConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]
 def check_shown(config: RootConfig, paths: Iterable[Path], named_by: str) -> None:
     """Check that none of the paths shows the run's own, or everything, to the programs of tools."""
     opened = {_real(path) for path in config.tools.tool_visible_paths}
-    private = {_real(path): what for path, what in _of_run(config).items()}
+    private = {
+        real: what
+        for path, what in _of_run(config).items()
+        if not (real := _real(path)).is_relative_to(_SHIPPED)
+    }
     for given in paths:
         path = _real(given)
         if str(path) in _OF_EVERYTHING or Path.home().resolve().is_relative_to(path):
