@@ -180,8 +180,6 @@ async def write_run(
             await store.samplers.register(info)
         for _ in range(NUM_RUNNING * GENERATIONS // 2):
             await claim(store)
-        while await store.tallies.seal():
-            pass
 
 
 async def claim(store: TrajectoryStore) -> Record:

@@ -265,8 +265,6 @@ async def simulate(uri: str, output: Path, steps_a_day: int) -> dict[str, Any]:
             started = time.monotonic()
             removed = await expire_due(store, config, rest_share=0.0)
             seconds = time.monotonic() - started
-            while await store.tallies.seal():
-                pass
             days.append(
                 {
                     "day": day,

@@ -157,10 +157,7 @@ async def _emptied(store: TrajectoryStore, shape: Mapping[str, Any]) -> bool:
             await handle[name].delete_many({})
         else:
             await handle.drop_collection(name)
-    if await _shape(store) != shape:
-        return False
-    await store.tallies.prepare()
-    return True
+    return await _shape(store) == shape
 
 
 async def _shape(store: TrajectoryStore) -> dict[str, Any]:

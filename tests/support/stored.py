@@ -174,10 +174,9 @@ async def wrong_counts(store: TrajectoryStore, consumer: str = "trainer") -> lis
         counted[split] = {
             "num_groups": sum(task.split == split for task in tasks),
             "num_completed": sum((t.split, t.status) == (split, "completed") for t in tasks),
-            "num_records": len(mine),
             "num_scored": len(scores),
             "num_failed": sum(record.status == "failed" for record in mine),
-            "score_sum": sum(scores),
+            "mean_score": sum(scores) / len(scores) if scores else None,
         }
     if await store.runs.get() is not None:
         progress = await store.reports.progress(consumer)

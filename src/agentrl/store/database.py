@@ -75,7 +75,7 @@ _NO_LOGIN = "requires authentication"
 """End of the message of a server to a client that has not logged in."""
 _TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
-_FORKED_COLLECTIONS = frozenset({"tasks", "records", "turns", "record_data", "tallies"})
+_FORKED_COLLECTIONS = frozenset({"tasks", "records", "turns", "record_data"})
 """Collections that are separate for forks."""
 FORKS_PREFIX = "forks."
 """Of the names under which the server knows them."""
@@ -122,7 +122,6 @@ class RunDatabase:
         self.services = self["inference_services"]
         self.samplers = self["samplers"]
         self.blobs = self["blobs"]
-        self.tallies = self["tallies"]
         self.forks = self["forks"]
         self.audit = self["audit"]
 

@@ -37,7 +37,6 @@ from agentrl.store.repositories.runs import (
     TrainerLeaseRepository,
 )
 from agentrl.store.repositories.scores import ScoreRepository
-from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
 from agentrl.store.repositories.teaching import TeachingRepository
 from agentrl.store.repositories.turns import TurnRepository
@@ -80,7 +79,6 @@ class TrajectoryStore:
         policies: published weights.
         services: inference servers.
         samplers: sampler processes.
-        tallies: stored counts over finished spans of the run.
         forks: continuations from a turn of a Record.
     """
 
@@ -91,13 +89,12 @@ class TrajectoryStore:
         self._blobs = blobs = BlobRepository(database)
         self.images = ImageRepository(database, blobs)
         self.snapshots = SnapshotRepository(database, blobs)
-        self.tallies = TallyRepository(database)
-        self.tasks = TaskRepository(database, self.images, self.tallies)
-        self.groups = GroupRepository(database, self.tallies)
+        self.tasks = TaskRepository(database, self.images)
+        self.groups = GroupRepository(database)
         self.turns = TurnRepository(database, blobs)
         fenced = FencedRecords(database, self.groups)
         self.records = RecordRepository(database, self.tasks, self.groups, fenced)
-        self.scores = ScoreRepository(database, self.tasks, fenced, self.tallies)
+        self.scores = ScoreRepository(database, self.tasks, fenced)
         self.runs = RunRepository(database)
         self.trainer_leases = TrainerLeaseRepository(database)
         self.ledger = LedgerRepository(database, self.turns, self.trainer_leases)
@@ -177,7 +174,6 @@ class TrajectoryStore:
             await self._db[collection].create_indexes(indexes)
         await self._db["record_data"].create_indexes(ledger_indexes(DEFAULT_CONSUMER))
         await ensure_views(self._db)
-        await self.tallies.prepare()
 
     # What samplers never use is imported when it is asked for.
 
@@ -195,7 +191,6 @@ class TrajectoryStore:
 
         return ReportRepository(
             self._db,
-            tallies=self.tallies,
             turns=self.turns,
             ledger=self.ledger,
             lineage=self.lineage,
@@ -242,11 +237,7 @@ class TrajectoryStore:
             for store in stores:
                 await store.ensure_schema()
 
-        return TransferRepository(
-            self._db,
-            prepare=prepare,
-            tallies=[store.tallies for store in stores],
-        )
+        return TransferRepository(self._db, prepare=prepare)
 
     @functools.cached_property
     def forked(self) -> "TrajectoryStore":

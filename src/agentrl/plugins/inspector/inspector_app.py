@@ -319,12 +319,10 @@ async def _groups(store: TrajectoryStore, request: Request) -> Any:
     newest = given.pop("newest", "") == "1"
     wanted = GroupFilter.model_validate(given)
     page = await store.browse.groups(wanted, limit=GROUPS_A_PAGE, newest=newest, after=after)
-    counts = (await store.reports.by_split()).get(wanted.split)
+    # How many match is known only of all of a split.
+    is_whole = wanted == GroupFilter(split=wanted.split)
     return {
-        # How many match is known only of all of a split.
-        "total": counts.num_groups
-        if counts and wanted == GroupFilter(split=wanted.split)
-        else None,
+        "total": await store.reports.num_groups(wanted.split) if is_whole else None,
         "groups": [group.model_dump(mode="json") for group in page.groups],
         "next": None if page.next is None else f"{page.next.order}:{page.next.task_id}",
     }

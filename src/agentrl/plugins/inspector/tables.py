@@ -20,6 +20,7 @@ from agentrl.schema import Record
 from agentrl.schema.audit import AuditEntry
 from agentrl.store.views.lineage import CreditedTurn, RecordLineage, StepLineage
 from agentrl.store.views.reports import Failure, Liveness, RunOverview
+from agentrl.store.views.run_counts import MEAN_OF
 
 ALIVE_SECONDS = 15.0
 """A process that has not reported for longer is shown as silent."""
@@ -61,7 +62,7 @@ def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableTy
         f"{progress.admitted_groups} admitted",
         "training": _counts_text(progress.records),
         "evaluation": _counts_text(progress.eval_records) if progress.eval_records else "",
-        "reward": f"{figure(summary.mean_score)} (mean of all scored training records)",
+        "reward": f"{figure(summary.mean_score)} (mean of the last {MEAN_OF:,} scored training records)",
         "tokens": f"{progress.num_output_tokens} sampled",
         "rate": ""
         if rates is None

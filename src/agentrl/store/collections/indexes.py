@@ -29,7 +29,7 @@ INDEXES: dict[str, list[IndexModel]] = {
             unique=True,
             partialFilterExpression={"split": "train"},
         ),
-        # tasks.first_open_order, tasks.count, tallies
+        # tasks.first_open_order, tasks.count, run_counts
         IndexModel([("split", UP), ("status", UP), ("order", UP)], name="by_standing"),
         # tasks.count(tag=...): only tasks with a tag are indexed
         IndexModel(
@@ -51,7 +51,7 @@ INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("query", TEXT)], name="words", **_TEXT_OPTIONS),
     ],
     "records": [
-        # records.claim: the filter and the sort in one; tallies count over it
+        # records.claim: the filter and the sort in one; run_counts counts over it
         IndexModel([("status", UP), ("order", UP), ("traj_id", UP)], name="claimable"),
         # groups.reap, records.claim, scores.claim: slots without a lease are not indexed
         IndexModel(
@@ -67,7 +67,7 @@ INDEXES: dict[str, list[IndexModel]] = {
             name="by_score",
             partialFilterExpression={"score.value": {"$exists": True}},
         ),
-        # groups.reap: ended records of groups that are not completed yet
+        # groups.reap, run_counts: ended records of groups that are not completed yet
         IndexModel(
             [("status", UP), ("task_id", UP)],
             name="unfinished_groups",

@@ -4,7 +4,6 @@ Input: claims for scoring, first scores, further scores and postponements. Indep
 of scorers.
 """
 
-import secrets
 from collections.abc import Mapping
 
 from pymongo import ReturnDocument
@@ -22,24 +21,16 @@ from agentrl.store.documents.expressions import (
     waiting_lease,
 )
 from agentrl.store.repositories.fenced_records import FencedRecords
-from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import TaskRepository
 
 
 class ScoreRepository(Repository):
     """Scores finished Records."""
 
-    def __init__(
-        self,
-        database: RunDatabase,
-        tasks: TaskRepository,
-        fenced: FencedRecords,
-        tallies: TallyRepository,
-    ) -> None:
+    def __init__(self, database: RunDatabase, tasks: TaskRepository, fenced: FencedRecords) -> None:
         super().__init__(database)
         self._tasks = tasks
         self._fenced = fenced
-        self._tallies = tallies
 
     @operation("claim a scoring", repeatable=False)
     async def claim(self, owner: str, lease_seconds: float) -> tuple[Record, Task] | None:
@@ -121,6 +112,7 @@ class ScoreRepository(Repository):
         update = {"error": literal(encode(error)), "lease": None}
         await self._fenced.move(record_id, fence, "failed", update)
 
+    @operation("repair a scoring")
     async def repair(self, record_id: str, score: Score) -> bool:
         """Score a Record that `fail` dead-lettered, once its group is complete.
 
@@ -132,12 +124,8 @@ class ScoreRepository(Repository):
         Raises:
             StoreError: the Record has no rollout to score, or its group is not complete yet.
         """
-        return await self._repair(record_id, score, secrets.token_hex(8))
-
-    @operation("repair a scoring")
-    async def _repair(self, record_id: str, score: Score, writer: str) -> bool:
         wanted = {"_id": record_id}
-        record = await self._db.records.find_one({**wanted, "outcome": {"$ne": None}}, {"order": 1})
+        record = await self._db.records.find_one({**wanted, "outcome": {"$ne": None}}, {"_id": 1})
         if record is None or not await self._db.record_data.count_documents(wanted, limit=1):
             raise StoreError(f"record {record_id!r}: nothing to score, or its group is incomplete")
         value = literal(encode(score.model_dump()))
@@ -146,11 +134,10 @@ class ScoreRepository(Repository):
         await self._db.record_data.update_one(
             {**wanted, "score": None}, [{"$set": {"score": value}}]
         )
-        async with self._tallies.changing([record["order"]], writer):
-            result = await self._db.records.update_one(
-                {**wanted, **UNSCORABLE},
-                [{"$set": {"score": value, "status": "scored", "error": None}}],
-            )
+        result = await self._db.records.update_one(
+            {**wanted, **UNSCORABLE},
+            [{"$set": {"score": value, "status": "scored", "error": None}}],
+        )
         return result.modified_count > 0
 
     @operation("add a score")

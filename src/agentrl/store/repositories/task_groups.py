@@ -7,7 +7,6 @@ round makes those of the next one `pending`, and `reap` repairs that as well.
 """
 
 import asyncio
-import secrets
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -21,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TypeVar
 
@@ -58,7 +57,6 @@ from agentrl.store.documents.expressions import (
     shown,
 )
 from agentrl.store.repositories.blobs import ImageRepository
-from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.writes import insert_new, insert_until_taken, run_side_by_side
 
 T = TypeVar("T")
@@ -83,25 +81,16 @@ _EMPTY_SLOT = record_to_document(Record(id="", task_id="", split="train", traj_i
 class _StoredTasks:
     """Tasks in the database whose slots may be missing."""
 
-    writer: str
-    """Listed in the tallies of `orders` until the slots exist."""
     tasks: list[Document]
-    orders: set[int] = field(init=False)
     num_new: int = 0
-
-    def __post_init__(self) -> None:
-        self.orders = {task["order"] for task in self.tasks}
 
 
 class TaskRepository(Repository):
     """Adds and reads Tasks."""
 
-    def __init__(
-        self, database: RunDatabase, images: ImageRepository, tallies: TallyRepository
-    ) -> None:
+    def __init__(self, database: RunDatabase, images: ImageRepository) -> None:
         super().__init__(database)
         self._images = images
-        self._tallies = tallies
         self._may_bypass = True
         self._known: dict[str, Document] = {}
         self._read_lock = asyncio.Lock()
@@ -140,11 +129,11 @@ class TaskRepository(Repository):
     ) -> AsyncGenerator[_StoredTasks]:
         async with aclosing(batches):
             async for prepared in batches:
-                yield await self._add_tasks(prepared, secrets.token_hex(8))
+                yield await self._add_tasks(prepared)
 
     @operation("add tasks")
-    async def _add_tasks(self, given: list[_Prepared], writer: str) -> _StoredTasks:
-        """Insert the tasks that do not exist yet, and remove the counts of their orders."""
+    async def _add_tasks(self, given: list[_Prepared]) -> _StoredTasks:
+        """Insert the tasks that do not exist yet."""
         ids = [document["_id"] for _, document in given]
         known = self._db.tasks.find({"_id": {"$in": ids}}, _SLOT_COLUMNS)
         # Existing tasks may differ from the given ones in number of slots and order.
@@ -154,8 +143,7 @@ class TaskRepository(Repository):
             for task, document in given
             if document["_id"] not in existing
         ]
-        batch = _StoredTasks(writer, await self._with_missing_slots(existing))
-        await self._tallies.begin_change(batch.orders, writer)
+        batch = _StoredTasks(await self._with_missing_slots(existing))
         await self._insert(new, batch)
         return batch
 
@@ -166,11 +154,8 @@ class TaskRepository(Repository):
             if training:
                 for order, task in enumerate(training, await self._next_train_order()):
                     task["order"] = order
-            orders = {task["order"] for task in new}
-            await self._tallies.begin_change(orders, batch.writer)
             num_inserted, taken = await self._bulk(insert_until_taken, self._db.tasks, new)
             batch.tasks += new[:num_inserted]
-            batch.orders |= orders
             batch.num_new += num_inserted
             # The insertion stopped at a task that another process has added (skip it), or whose order
             # another process has taken (try again).
@@ -178,15 +163,13 @@ class TaskRepository(Repository):
 
     @operation("add the slots of tasks")
     async def _add_slots(self, batch: _StoredTasks) -> None:
-        """Insert the missing slots of stored tasks, and count their orders again.
+        """Insert the missing slots of stored tasks.
 
         Runs after the tasks are stored, so that a claimed slot always has its Task.
         """
         slots = await asyncio.to_thread(_slots, batch.tasks)
         shares = [slots[first::_SLOT_REQUESTS] for first in range(_SLOT_REQUESTS)]
         await run_side_by_side(self._bulk(insert_new, self._db.records, share) for share in shares)
-        await self._tallies.end_change(batch.orders, batch.writer)
-        await self._tallies.count_added(batch.orders)
 
     async def _bulk(
         self,
@@ -334,10 +317,6 @@ class ReapCounts:
 class GroupRepository(Repository):
     """Completes groups, and repairs them after crashes."""
 
-    def __init__(self, database: RunDatabase, tallies: TallyRepository) -> None:
-        super().__init__(database)
-        self._tallies = tallies
-
     async def complete(self, task_ids: Collection[str]) -> set[str]:
         """Complete the groups whose Records are all scored or failed; begin rounds of the others.
 
@@ -411,7 +390,6 @@ class GroupRepository(Repository):
         """
         num_expired = await self.reap_expired(max_attempts, lease_seconds)
         num_groups_completed = await self._reap_open_groups()
-        await self._tallies.seal()
         return ReapCounts(num_expired=num_expired, num_groups_completed=num_groups_completed)
 
     async def reap_expired(self, max_attempts: int, lease_seconds: float) -> int:

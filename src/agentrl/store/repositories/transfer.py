@@ -2,8 +2,7 @@
 
 The folder holds `manifest.json`, with the checksum of each file, and one file per collection
 (`documents.export_files`), those of the forks included. Groups that no sampler has started are left
-out by default, because a run adds the questions of its file again when it continues. Tallies are
-left out too: they are counted again.
+out by default, because a run adds the questions of its file again when it continues.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -31,7 +30,6 @@ from agentrl.store.documents.codec import Document, from_document, task_from_doc
 from agentrl.store.documents.export_files import read_documents, write_documents
 from agentrl.store.documents.packed_turns import blob_key
 from agentrl.store.repositories.liveness import live_processes
-from agentrl.store.repositories.tallies import TallyRepository
 
 COLLECTIONS = (
     "tasks",
@@ -97,18 +95,15 @@ class TransferRepository(Repository):
         database: RunDatabase,
         *,
         prepare: Callable[[], Awaitable[None]],
-        tallies: Sequence[TallyRepository],
     ) -> None:
         """Compose the repository.
 
         Args:
             database: of the run.
             prepare: creates validators and indexes, so that the server refuses what they exclude.
-            tallies: of the run, and of its forks.
         """
         super().__init__(database)
         self._prepare = prepare
-        self._tallies = tallies
 
     @operation("export the run", repeatable=False)
     async def export_run(
@@ -259,10 +254,7 @@ class TransferRepository(Repository):
         before = await self._db.collections()
         try:
             await self._prepare()
-            await self._clear_tallies()  # those of an empty run
             await self._insert(folder, manifest)
-            for tallies in self._tallies:
-                await tallies.prepare()
         except BaseException as error:  # a Ctrl-C too
             await self._db.retried(functools.partial(self._restore, before))
             if not isinstance(error, StoreError | OperationFailure | InvalidDocument):
@@ -309,11 +301,6 @@ class TransferRepository(Repository):
                 await self._db.handle.drop_collection(name)
             elif name in COLLECTIONS:
                 await self._db[name].delete_many({})
-        await self._clear_tallies()
-
-    async def _clear_tallies(self) -> None:
-        for database in (self._db, self._db.of_forks()):
-            await database.tallies.delete_many({})
 
 
 def _with_blobs_named(turn: Document) -> Document:

@@ -1,7 +1,6 @@
 """Reports on a run for people: progress, record details, failures and live processes."""
 
 import asyncio
-from collections.abc import Mapping
 from datetime import datetime
 
 from pydantic import Field
@@ -32,7 +31,6 @@ from agentrl.store.repositories.liveness import (
     workers,
 )
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
-from agentrl.store.repositories.tallies import RecordCounts, SplitCounts, TallyRepository
 from agentrl.store.repositories.turns import TurnRepository
 from agentrl.store.views.first_answers import FirstAnswers, read_first_answers
 from agentrl.store.views.learning_signal import (
@@ -43,6 +41,13 @@ from agentrl.store.views.learning_signal import (
 )
 from agentrl.store.views.lineage import LineageRepository, RecordLineage
 from agentrl.store.views.record_search import RecordFilter, find_records
+from agentrl.store.views.run_counts import (
+    SplitCounts,
+    mean_score,
+    read_record_counts,
+    read_split_counts,
+    read_training_groups,
+)
 from agentrl.store.views.sampling_progress import SamplingProgress, read_sampling_progress
 from agentrl.store.views.untaught_records import UntaughtRecords, read_untaught
 
@@ -59,7 +64,7 @@ class RunSummary(Value):
     num_groups_completed: int
     num_output_tokens: int
     mean_score: float | None
-    """Mean over scored training records."""
+    """Mean over the last `MEAN_OF` scored training records."""
     created_at: datetime
     updated_at: datetime
 
@@ -158,7 +163,6 @@ class ReportRepository(Repository):
         self,
         database: RunDatabase,
         *,
-        tallies: TallyRepository,
         turns: TurnRepository,
         ledger: LedgerRepository,
         lineage: LineageRepository,
@@ -166,7 +170,6 @@ class ReportRepository(Repository):
         samplers: SamplerRepository,
     ) -> None:
         super().__init__(database)
-        self._tallies = tallies
         self._turns = turns
         self._ledger = ledger
         self._lineage = lineage
@@ -177,17 +180,17 @@ class ReportRepository(Repository):
     async def summary(self) -> RunSummary:
         """Return a summary of the run."""
         run = await self._run()
-        training = (await self._tallies.by_split()).get("train", SplitCounts())
+        num_groups, num_completed = await read_training_groups(self._db)
         _, num_output_tokens = await self._sampler_totals()
         return RunSummary(
             name=run["_id"],
             status=await state_of(self._db, run),
             phase=run.get("phase"),
             policy_version=run["policy_version"],
-            num_groups=training.num_groups,
-            num_groups_completed=training.num_completed,
+            num_groups=num_groups,
+            num_groups_completed=num_completed,
             num_output_tokens=num_output_tokens,
-            mean_score=training.mean_score,
+            mean_score=await mean_score(self._db),
             created_at=run["created_at"],
             updated_at=run["updated_at"],
         )
@@ -204,28 +207,28 @@ class ReportRepository(Repository):
             self._run(), read_untaught(self._db, consumer), self._sampler_totals()
         )
         of_records = asyncio.gather(
-            self._num_active(),
-            self._tallies.standing(),
+            read_record_counts(self._db),
+            read_training_groups(self._db),
             self._ledger.num_ready_groups(consumer),
             self._ledger.num_reserved_groups(consumer),
         )
         (
             (run, untaught, (num_samplers, num_output_tokens)),
-            (num_active, standing, num_ready, num_reserved),
+            ((training, evaluation), (num_groups, num_completed), num_ready, num_reserved),
         ) = await asyncio.gather(of_run, of_records)
         return RunProgress(
             policy_version=run["policy_version"],
             phase=run.get("phase"),
             groups_per_step=run["control"]["groups_per_step"],
             admitted_groups=run["admitted_groups"],
-            records=_by_status(standing.training, num_active, is_training=True),
-            eval_records=_by_status(standing.evaluation, num_active, is_training=False),
-            num_groups=standing.num_groups,
-            num_groups_completed=standing.num_completed,
+            records=training,
+            eval_records=evaluation,
+            num_groups=num_groups,
+            num_groups_completed=num_completed,
             num_groups_ready=num_ready,
             # Trainers consume whole groups, so a complete group that is neither ready nor reserved
             # is consumed.
-            num_groups_consumed=max(0, standing.num_completed - num_ready - num_reserved),
+            num_groups_consumed=max(0, num_completed - num_ready - num_reserved),
             num_samplers=num_samplers,
             num_output_tokens=num_output_tokens,
             untaught=untaught,
@@ -234,7 +237,14 @@ class ReportRepository(Repository):
     @operation("count by split")
     async def by_split(self) -> dict[Split, SplitCounts]:
         """Return the counts of every split that has tasks."""
-        return await self._tallies.by_split()
+        return await read_split_counts(self._db)
+
+    @operation("count groups")
+    async def num_groups(self, split: Split) -> int:
+        """Return the number of groups of a split."""
+        if split == "train":
+            return (await read_training_groups(self._db))[0]
+        return await self._db.tasks.count_documents({"split": split})
 
     async def _run(self) -> Document:
         run = await self._db.runs.find_one({}, {"config": 0})
@@ -247,18 +257,6 @@ class ReportRepository(Repository):
         sums: Document = {"num": {"$sum": 1}, "tokens": {"$sum": "$num_output_tokens"}}
         found = await self._db.aggregate(self._db.samplers, [{"$group": {"_id": None, **sums}}])
         return (found[0]["num"], found[0]["tokens"]) if found else (0, 0)
-
-    async def _num_active(self) -> dict[tuple[RecordStatus, bool], int]:
-        """Return the number of running and finished records, by status and training or not."""
-        key: Document = {"status": "$status", "is_training": {"$gte": ["$order", 0]}}
-        found = await self._db.aggregate(
-            self._db.records,
-            [
-                {"$match": {"status": {"$in": ["running", "finished"]}}},
-                {"$group": {"_id": key, "num": {"$sum": 1}}},
-            ],
-        )
-        return {(one["_id"]["status"], one["_id"]["is_training"]): one["num"] for one in found}
 
     @operation("read the learning signal")
     async def signal(
@@ -424,24 +422,3 @@ class ReportRepository(Repository):
                 )
             )
         return failures
-
-
-def _by_status(
-    counted: RecordCounts,
-    num_active: Mapping[tuple[RecordStatus, bool], int],
-    *,
-    is_training: bool,
-) -> dict[RecordStatus, int]:
-    running = num_active.get(("running", is_training), 0)
-    finished = num_active.get(("finished", is_training), 0)
-    num_started = running + finished + counted.num_scored + counted.num_failed
-    counts: dict[RecordStatus, int] = {
-        # Computed as the remainder, because only this number can be as large as the run. It may be
-        # briefly inexact: the other counts were taken one after another while the run continued.
-        "pending": max(0, counted.num_records - num_started),
-        "running": running,
-        "finished": finished,
-        "scored": counted.num_scored,
-        "failed": counted.num_failed,
-    }
-    return {status: count for status, count in counts.items() if count}

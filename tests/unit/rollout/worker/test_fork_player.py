@@ -93,11 +93,11 @@ async def test_a_fork_keeps_the_stored_tokens_and_nothing_of_it_reaches_the_run(
     after = {name: await store.database[name].count_documents({}) for name in RUN_OWN}
     assert after == before
     assert await store.ledger.ready_groups(limit=9) == []
-    assert (await store.reports.by_split())["train"].num_records == 1
+    assert (await store.reports.by_split())["train"].num_scored == 1
     assert [one.turn for one in await store.forks.of_task(TASK.id)] == [1, 0]
 
 
-RUN_OWN = ("tasks", "records", "turns", "record_data", "tallies", "runs")
+RUN_OWN = ("tasks", "records", "turns", "record_data", "runs")
 
 
 async def test_an_edited_result_changes_the_answer(

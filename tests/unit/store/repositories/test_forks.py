@@ -35,7 +35,7 @@ async def test_compaction_and_counts_leave_forks_alone(store: TrajectoryStore) -
     assert await store.forks.of_record(record.id) == fork
     assert await store.forks.of_record(parent) is None
     assert (is_of_fork(turn.id), is_of_fork(parent)) == (True, False)
-    assert (await store.reports.by_split())["train"].num_records == 2
+    assert (await store.reports.by_split())["train"].num_groups == 1
     assert (
         await store.records.claim("other", lease_seconds=60, admitted_groups=99, max_attempts=1)
         is None

@@ -262,8 +262,6 @@ async def test_batches_whose_slots_a_crash_left_out_are_completed_by_adding_them
     assert await store.tasks.add(tasks[:40], max_documents=9) == 40
     # As a process leaves it that dies while it writes the slots of one batch and the next one's tasks.
     await store.database["records"].delete_many({"order": {"$gte": 34}})
-    interrupted = {"$set": {"writers": ["dead"]}, "$unset": {"added": "", "ended": ""}}
-    await store.database["tallies"].update_many({"_id": 0}, interrupted)
     assert await store.tasks.add(tasks, max_documents=9) == 20
     assert [task.order async for task in store.tasks.find()] == list(range(60))
     slots = [(slot.order, slot.traj_id) async for slot in store.records.find()]

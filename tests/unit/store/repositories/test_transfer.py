@@ -132,7 +132,7 @@ async def raw(store: TrajectoryStore) -> dict[str, list[bytes]]:
     """Every document of the database as BSON; the run's name and what is counted again left out."""
     found: dict[str, list[bytes]] = {}
     names = await store.database.collections(type="collection")
-    for name in sorted(names.keys() - {"system.views", "tallies", "forks.tallies"}):
+    for name in sorted(names.keys() - {"system.views"}):
         documents = [document async for document in store.database[name].find().sort("_id", 1)]
         if name == "runs":
             own = {"_id": "", "imported_policies": None}
