@@ -3,8 +3,9 @@
     .venv/bin/python scripts/public_names.py            write the list
     .venv/bin/python scripts/public_names.py --check    fail if the list differs
 
-Public are the names on the pages of docs/api. A line of the list that disappears or changes breaks
-code of users; scripts/check therefore compares the list with the sources.
+Public are the objects on the pages of docs/api and the members that they name. A line of the list
+that disappears or changes breaks code of users; scripts/check therefore compares the list with the
+sources.
 """
 
 import argparse
@@ -18,39 +19,27 @@ import griffe
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "docs/api/public_names.txt"
-_DIRECTIVE = re.compile(r"^::: agentrl\.?(\S*)", re.MULTILINE)
-_CONFIGURES_PYDANTIC = "model_config"
+_DIRECTIVE = re.compile(
+    r"^::: agentrl\.(\S+)(?:\n    options:\n      members: \[([^\]]*)\])?", re.MULTILINE
+)
 
 Node = griffe.Object | griffe.Alias
 
 
-def shown(node: Node) -> Iterator[Node]:
-    """Yield what a directive of an API page shows: an object, or the names of a module."""
-    if not node.is_module:
-        yield node
-    elif node.exports is not None:
-        yield from (node[str(name)] for name in node.exports)
-    else:
-        named = [one for one in node.members.values() if one.is_public and not one.is_alias]
-        own = [one for one in named if one.has_docstring and not one.is_module]
-        # A package without names of its own stands for its modules.
-        yield from own or (name for one in named if one.is_module for name in shown(one))
-
-
 def public_names() -> dict[str, Node]:
-    """Return the public names by import path."""
+    """Return the public names by import path: objects, and the members that a page names."""
     package = griffe.load("agentrl", search_paths=[ROOT / "src"], resolve_aliases=True)
     pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(LIST.parent.glob("*.md")))
-    found = (
-        name
-        for path in _DIRECTIVE.findall(pages)
-        for name in shown(package[path] if path else package)
-    )
-    return {name.path: name for name in found}
+    names: dict[str, Node] = {}
+    for path, members in _DIRECTIVE.findall(pages):
+        names[f"agentrl.{path}"] = shown = package[path]
+        for member in filter(None, map(str.strip, members.split(","))):
+            names[f"agentrl.{path}.{member}"] = shown.all_members[member]
+    return names
 
 
 def line(path: str, node: Node) -> str:
-    """Return the line of a name or of a class's member."""
+    """Return the line of a name."""
     # The signature of an alias lacks the type of the result.
     node = node.final_target if isinstance(node, griffe.Alias) else node
     if isinstance(node, griffe.Class):
@@ -67,33 +56,8 @@ def line(path: str, node: Node) -> str:
 
 
 def lines(names: dict[str, Node]) -> Iterator[str]:
-    """Yield the lines of all names: a name that another path repeats, or the name with its members."""
-
-    def preference(path: str) -> tuple[bool, int, str]:
-        module = path.rpartition(".")[0]
-        is_at_home = names[path].canonical_path.startswith(f"{module}.")
-        return (not is_at_home, path.count("."), path)
-
-    home: dict[str, str] = {}
-    for path in sorted(names, key=preference):
-        node = names[path]
-        first = home.setdefault(node.canonical_path, path)
-        if first != path:
-            yield f"{path} = {first}"
-            continue
-        yield line(path, node)
-    for path in home.values():
-        if names[path].is_class:
-            yield from (line(f"{path}.{one.name}", one) for one in members(names[path], home))
-
-
-def members(cls: Node, listed: dict[str, str]) -> Iterator[Node]:
-    """Yield a class's public members, without those inherited from a class that is listed itself."""
-    for name, one in cls.all_members.items():
-        is_known = one.inherited and one.canonical_path.rpartition(".")[0] in listed
-        is_shown = name == "__init__" or not name.startswith("_")
-        if is_shown and not is_known and name != _CONFIGURES_PYDANTIC:
-            yield one
+    """Yield the lines of all names."""
+    return (line(path, node) for path, node in names.items())
 
 
 def main() -> int:
