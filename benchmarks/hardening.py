@@ -1,4 +1,4 @@
-"""Measures what attacks and faults cost in time and memory: the figures of docs/hardening.md.
+"""Measures what attacks and faults cost in time and memory: the figures of docs/security.md.
 
     python benchmarks/hardening.py
     python benchmarks/hardening.py --only engine run                 measure these parts again

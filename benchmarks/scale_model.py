@@ -356,7 +356,7 @@ def _at(line: tuple[float, float], number: int) -> float:
 
 
 def page_row(row: dict[str, Any]) -> str:
-    """Return a size as a row of the table in docs/scaling.md."""
+    """Return a size as a row of the table in docs/performance.md."""
     cells = [
         f"{row['gpus']:,}",
         f"{row['trainer_gpus']:,} + {row['servers']:,}",

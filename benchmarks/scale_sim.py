@@ -112,7 +112,7 @@ _FLAGS = {
     "max_prompt_tokens": 28_672,
     "max_new_tokens": 4096,
 }
-"""Those of docs/plan.md."""
+"""Those of docs/sizing.md."""
 
 
 @dataclass(frozen=True)

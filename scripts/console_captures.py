@@ -1,8 +1,8 @@
-"""Writes docs/console/PHASE_WIDTHxHEIGHT.txt: what a terminal shows in each phase of the demo.
+"""Writes docs/console/PHASE_80x24.txt: what a terminal shows in each phase of the demo.
 
-    .venv/bin/python scripts/console_captures.py [80x24 120x40]
+    .venv/bin/python scripts/console_captures.py
 
-Runs the real demo in its own folder, once for each size. A terminal emulator (pyte) renders the
+Runs the real demo in its own folder. A terminal emulator (pyte) renders the
 output; for each phase, the last of its most detailed panels is kept.
 """
 
@@ -27,22 +27,22 @@ from agentrl.schema import RunPhase
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs/console"
-SIZES = ("80x24", "120x40")
+WIDTH, HEIGHT = 80, 24
 RUN = ("--run_name", "demo", "--max_steps", "6", "--groups_per_step", "8", "--save_steps", "1")
 LONGEST_SECONDS = 500.0
 MORE_RUNS = 2
 _WORDS = {phase: re.compile(rf"^│ {phase}\b") for phase in get_args(RunPhase)}
 
 
-def screens(command: list[str], folder: Path, width: int, height: int) -> Iterator[list[str]]:
-    """Run a command in a terminal of this size; yield the screen's lines after every output."""
-    screen = pyte.Screen(width, height)
+def screens(command: list[str], folder: Path) -> Iterator[list[str]]:
+    """Run a command in a terminal; yield the screen's lines after every output."""
+    screen = pyte.Screen(WIDTH, HEIGHT)
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
         os.execvpe(command[0], command, {**os.environ, "TERM": "xterm-256color"})
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     deadline = time.monotonic() + LONGEST_SECONDS
     try:
         while time.monotonic() < deadline:
@@ -68,12 +68,12 @@ def panel(lines: list[str]) -> list[str]:
     return lines[tops[-1] : ends[-1] + 1] if whole else []
 
 
-def capture(width: int, height: int) -> dict[str, list[str]]:
+def capture() -> dict[str, list[str]]:
     """Run the demo and return a panel of each phase."""
     found: dict[str, list[str]] = {}
     command = [str(Path(sys.executable).with_name("agentrl")), "run", *RUN]
     with tempfile.TemporaryDirectory() as folder:
-        for lines in screens(command, Path(folder), width, height):
+        for lines in screens(command, Path(folder)):
             shown = panel(lines)
             for phase, words in _WORDS.items():
                 before = found.get(phase, ["", ""])
@@ -88,17 +88,15 @@ def _num_words(panel: list[str]) -> int:
 
 
 def main() -> None:
-    """Capture all phases at the requested sizes."""
-    TARGET.mkdir(exist_ok=True)
-    for size in sys.argv[1:] or SIZES:
-        width, height = map(int, size.split("x"))
-        found = capture(width, height)
-        for _ in range(MORE_RUNS):  # a phase may be over before it is drawn
-            if found.keys() != _WORDS.keys():
-                found = capture(width, height) | found
-        for phase, lines in found.items():
-            (TARGET / f"{phase}_{size}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        print(f"{size}: {', '.join(found)}; not seen: {', '.join(_WORDS.keys() - found.keys())}")
+    """Capture all phases."""
+    found = capture()
+    for _ in range(MORE_RUNS):  # a phase may be over before it is drawn
+        if found.keys() != _WORDS.keys():
+            found = capture() | found
+    for phase, lines in found.items():
+        name = f"{phase}_{WIDTH}x{HEIGHT}.txt"
+        (TARGET / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{', '.join(found)}; not seen: {', '.join(_WORDS.keys() - found.keys())}")
 
 
 if __name__ == "__main__":

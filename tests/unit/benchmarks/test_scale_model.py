@@ -134,7 +134,7 @@ def test_the_result_is_what_its_own_costs_give() -> None:
 
 
 def test_the_page_says_what_the_result_says() -> None:
-    page = (ROOT / "docs/scaling.md").read_text()
+    page = (ROOT / "docs/performance.md").read_text()
     for rows in RESULT["rows"].values():
         assert "\n".join(map(page_row, rows)) in page
     measured = POINT["turns_per_second"]

@@ -1,10 +1,10 @@
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.doc_blocks import write_blocks
 
 from agentrl.errors import ConfigError
 from agentrl.tools import get_agent_tool_env_and_servers, load_mcp_servers
@@ -105,13 +105,11 @@ def test_a_dotenv_file_fills_one_variable_in_from_another_and_overrides_none(
     assert os.environ["CODE_LLM_API_KEY"] == "set before"
 
 
-def test_the_page_about_environments_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[3] / "docs/environment.md").read_text()
+def test_the_page_about_environments_is_true(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_blocks("tools.md", tmp_path)
     monkeypatch.setenv("TAVILY_API_KEY", "key")
-    python = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(python) == 1
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    exec(compile(python[0], "environment.md", "exec"), {})
-    files, printed = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert set(load_mcp_servers(files)) == {"browser", "search", "wiki"}
-    assert set(load_mcp_servers(printed)) == {"aworld-mcp"}
+    exec(compile((tmp_path / "connect.py").read_text(), "connect.py", "exec"), {})
+    assert set(load_mcp_servers(tmp_path / "children.json")) == {"browser", "search", "wiki"}

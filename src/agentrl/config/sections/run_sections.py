@@ -103,7 +103,7 @@ class ModelSection(ModelTuning):
     """Vision models: also train the image encoder; it is frozen by default."""
     lora_rank: int = Field(default=0, ge=0, le=65_536)
     """Rank of a low-rank adapter (LoRA) that is trained on the frozen model; 0 trains all weights.
-    Servers load adapters without interrupting sampling (see docs/lora.md)."""
+    Servers load adapters without interrupting sampling (see docs/models.md)."""
     lora_alpha: int = Field(default=32, ge=1)
     """Scale of the adapter: its output is multiplied by lora_alpha / lora_rank."""
     lora_target_modules: Annotated[tuple[str, ...], PLAIN] = (

@@ -188,7 +188,7 @@ class TrainerSection(TrainerTuning):
     docs/monitoring.md)."""
     eval_strategy: Literal["no", "ends", "steps"] = "no"
     """When to evaluate. `no`: never; `ends`: before the first and after the last step; `steps`:
-    also every eval_steps while training continues (see docs/evaluation.md). `agentrl sft`: `ends`
+    also every eval_steps while training continues (see docs/training.md). `agentrl sft`: `ends`
     by default, if there is an eval_file."""
     consumer: Annotated[str, PLAIN] = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
     """Name under which this trainer keeps its ledger. `trainer` publishes weights and admits

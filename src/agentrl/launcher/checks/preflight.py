@@ -207,7 +207,7 @@ async def _check_own_servers(config: RootConfig) -> list[str]:
     await check_servers(config.inference)
     return [
         f"--inference_urls {url} answers without a key: programs of tools, and everybody else who "
-        "reaches it, can sample there and replace its weights; start it with keys (docs/sglang.md)"
+        "reaches it, can sample there and replace its weights; start it with keys (docs/deploy.md)"
         for url in await open_servers(config.inference.inference_urls)
     ]
 

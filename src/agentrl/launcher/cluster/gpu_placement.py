@@ -201,6 +201,6 @@ def _check_without_gpus(config: RootConfig, *, starts_servers: bool, trains: boo
     if starts_servers and is_sglang and "--device" not in sglang_words(config.inference):
         raise ConfigError(
             "--inference_backend sglang: no GPU found (nvidia-smi, CUDA_VISIBLE_DEVICES); give "
-            "--inference_urls, or --sglang_args='--device cpu ...' (docs/sglang.md); --num_gpus "
+            "--inference_urls, or --sglang_args='--device cpu ...' (docs/deploy.md); --num_gpus "
             "sets the number of GPUs where nvidia-smi is not available"
         )

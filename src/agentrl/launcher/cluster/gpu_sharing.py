@@ -32,7 +32,7 @@ _UNKNOWN = (
 )
 _GB = 10**9
 _ALLOCATOR_SHARE = 1.22
-"""What torch's allocator takes of a GPU, as a multiple of the tensors' peak (docs/plan.md)."""
+"""What torch's allocator takes of a GPU, as a multiple of the tensors' peak (docs/sizing.md)."""
 _TRAINER_RESERVE_BYTES = 1 * _GB
 """Memory of the trainer outside torch's allocator: CUDA context and libraries."""
 
