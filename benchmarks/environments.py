@@ -18,7 +18,7 @@ costs per process, not per rollout. The environment of verifiers starts a progra
 and Harbor's a sandbox: the core that the environment shares with the sampler and the database
 limits these two. The engine has its own core, as a production server has its own machine, and
 serves the demo's model with added layers that change nothing. A turn therefore costs about 20 ms, a
-quarter of a turn of an 8B model (both as in `rollout.py`). The tiny model's replies to these
+quarter of a turn of an 8B model. The tiny model's replies to these
 environments are short, four tokens in a game of TextArena: `engine_ms_a_turn`, the engine's
 processor time, shows whether that holds. If it does not, the figures compare only the overhead
 around the model. Run it on a quiet machine.
@@ -33,20 +33,23 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import psutil
+import torch
 import uvloop
-from harness.played import open_store, play, rollout_context, served_by
+from harness.played import MODEL, open_store, play, rollout_context, served_by
+from harness.processes import engine_process
 from harness.results import keep, machine, parser
-from rollout import deepened, engine_on, leave_a_core
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.sections import AgentSection, DataSection, RolloutSection, SamplingSection
 from agentrl.inference import GenerateRequest, ServerPool
@@ -59,6 +62,7 @@ from agentrl.plugins.integrations.agent_worker.engine_session import EngineReply
 from agentrl.rollout import RolloutContext
 from agentrl.rollout.agent import AgentEndpointServer
 from agentrl.rollout.agent.reply_delivery import as_delivered
+from agentrl.rollout.worker.sampler_process import collect_less_garbage
 from agentrl.schema import EnvironmentTask
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import ToolsConfig, connect_tools
@@ -71,6 +75,47 @@ KINDS = {
 }
 PACKAGES = Path(__file__).parent / "harness/environments"
 DEPTH = 20
+CACHES = ("--kv-cache-bytes", str(6 << 30), "--prefix-cache-bytes", str(6 << 30))
+"""They hold all concurrent rollouts, even while tools run; otherwise, prefills would be measured."""
+
+
+def deepened(target: Path, depth: int) -> Path:
+    """Write the demo's model with additional layers whose outputs are all zero; return its path."""
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(MODEL)
+    config.num_hidden_layers *= depth
+    config.layer_types = config.layer_types * depth
+    deep: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    deep.load_state_dict(model.state_dict(), strict=False)
+    for layer in deep.model.layers[model.config.num_hidden_layers :]:
+        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            torch.nn.init.zeros_(projection.weight)
+    shutil.copytree(MODEL, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    deep.save_pretrained(target)
+    return target
+
+
+def leave_a_core(flags: argparse.ArgumentParser) -> int:
+    """Move this process and its children off a core for the engine; return the core."""
+    *cores, engine_core = sorted(os.sched_getaffinity(0))
+    if not cores:
+        flags.error("two cores are needed: one for the engine and one for everything else")
+    os.sched_setaffinity(0, cores)
+    collect_less_garbage()  # as a sampler process does
+    return engine_core
+
+
+@contextmanager
+def engine_on(core: int, model: Path) -> Iterator[str]:
+    """Run the engine on this core; yields its address."""
+    cores = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        os.sched_setaffinity(0, {core})  # children inherit it
+        try:
+            url = stack.enter_context(engine_process(model, *CACHES))
+        finally:
+            os.sched_setaffinity(0, cores)
+        yield url
 
 
 def middle_rate(ends: Sequence[float], concurrency: int) -> float:

@@ -1,7 +1,6 @@
 """Simulates training beyond this machine: 10,000 rollouts on 256 servers, in virtual time.
 
     python benchmarks/scale_sim.py
-    python benchmarks/scale_sim.py --part sizes
 
 The real code runs the samplers' loop with its claims and refreshes; the server pool with its
 choice, retries and fencing; the trainer's reading and admission of groups with its freshness bound;
@@ -11,45 +10,22 @@ that die, hang and come back. The store is in memory. The simulation measures ho
 is compared with the ideal pipeline (steps back to back), how old the trained tokens are, and the
 same trace with sampling and training in turn: either every step from scratch, or with rollouts that
 continue after the trainer's turn on the servers' devices.
-
-`--part sizes` instead computes the load of each part on 8 to 4,096 GPUs, from measured costs and from
-`agentrl plan` (`scale_model`). Sizes that take only seconds to simulate are also simulated, without
-failures. `--part point` runs one sampler of `turn_cost.py` on this machine and compares its turns per
-second with those that the costs predict: `bound` if the bottleneck is never idle, `predicted` with the
-share of a core that the model assumes. The file keeps the figures of the other parts.
 """
 
 import argparse
 import asyncio
-import json
 import logging
 import math
-import os
 import random
 import tempfile
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import numpy as np
-import turn_cost
-from harness.results import keep, machine, parser
-from scale_model import (
-    BUSY,
-    GROUP,
-    SIZES,
-    STALENESS,
-    TRACE,
-    WORKLOADS,
-    Planned,
-    Size,
-    Workload,
-    assumptions,
-    costs,
-    rollout_of,
-)
+from harness.results import parser, report
 from virtual_world import (
     Rates,
     SimClient,
@@ -59,7 +35,6 @@ from virtual_world import (
     run_virtually,
 )
 
-from agentrl.config.loading import build_config
 from agentrl.config.sections import (
     AlgorithmSection,
     InferenceSection,
@@ -70,9 +45,6 @@ from agentrl.config.sections import (
 )
 from agentrl.inference import GenerateRequest, ServerPool
 from agentrl.inference.weight_sync import PolicyPublisher
-from agentrl.plugins.planner.cluster import GB, Cluster, named_gpu
-from agentrl.plugins.planner.cluster_plan import Workload as PlannedWorkload
-from agentrl.plugins.planner.cluster_plan import plan_cluster
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
@@ -83,36 +55,6 @@ from agentrl.trainer.rl.step_groups import GroupReader, RecordImages
 _PROMPT = np.zeros(1, np.int32)
 _WARM_STEPS = 1
 """The first step waits for the first rollouts in any pipeline."""
-GPU = "H100"
-SIMULATED_SIZES = (8, 16, 32)
-CROWD = 32
-"""Concurrent rollouts of the real sampler."""
-MODELS = {
-    "short": ("Qwen3-0.6B", (1024, 28, 16, 3072)),
-    "agent": ("Qwen3-4B", (2560, 36, 32, 9728)),
-}
-"""By workload: a name, and the shapes of its config.json."""
-_SHAPES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-_QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 40_960,
-}
-_FLAGS = {
-    "torch_dtype": "bfloat16",
-    "inference_backend": "sglang",
-    "attention_implementation": "flex",
-    "gradient_checkpointing": True,
-    "num_processes": 4,
-    "groups_per_step": 32,
-    "max_prompt_tokens": 28_672,
-    "max_new_tokens": 4096,
-}
-"""Those of docs/sizing.md."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +75,18 @@ class Setting:
     """The run ends with these steps. Otherwise, they are the first of a longer run: at its end, a
     run only waits for its last groups.
     """
+
+
+def rollout_of(record_id: str) -> list[tuple[int, float]]:
+    """Return the turns of a heavy-tailed rollout: sampled tokens, and seconds of the tools."""
+    rng = random.Random(record_id)
+    return [
+        (
+            min(4096, max(16, int(rng.lognormvariate(5.6, 1.0)))),
+            min(60.0, rng.lognormvariate(1.0, 1.0)),
+        )
+        for _ in range(1 + min(24, int(rng.expovariate(1 / 4))))
+    ]
 
 
 class SimSampler(AsyncSampler[MCPTask]):
@@ -308,115 +262,6 @@ def describe(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def planned(name: str, sizes: tuple[int, ...], workload: Workload) -> Planned:
-    """Plan a trainer of four GPUs and a server of one."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(
-            json.dumps(_QWEN3 | dict(zip(_SHAPES, sizes, strict=True)))
-        )
-        config = build_config({"model_name_or_path": folder, **_FLAGS})
-        cluster = Cluster(named_gpu(GPU), host_bytes=2000 * GB, cores=192)
-        found = plan_cluster(
-            config, Path(folder), cluster, PlannedWorkload(workload.turns, workload.tokens)
-        ).parts()
-    assert found["fits"], found["problems"]
-    trainer, servers = found["trainer"], found["servers"]
-    return Planned(
-        model=name,
-        gpu=GPU,
-        trainer_seconds=trainer["seconds"] * trainer["ranks"] / found["step"]["records"],
-        tokens_per_second=servers["tokens_per_second"],
-        conversations=servers["conversations"],
-        weight_bytes=found["publish"]["bytes"],
-    )
-
-
-def compared(size: Size, folder: Path) -> dict[str, Any]:
-    """Simulate a size, and compare it with the computed figures."""
-    plan = size.planned
-    rates = Rates(
-        tokens_per_second=plan.tokens_per_second / plan.conversations,
-        knee=plan.conversations,
-        load_seconds=size.publish_seconds,
-        mean_seconds_between_failures=1e12,
-    )
-    setting = Setting(
-        num_servers=size.servers,
-        num_samplers=size.samplers,
-        groups_per_step=size.records // GROUP,
-        num_generations=GROUP,
-        max_staleness=STALENESS,
-        step_seconds=size.compute_seconds + size.rank0_seconds,
-        num_steps=6,
-    )
-    outcome = simulated(setting, rates, folder)
-    simulated_rate = outcome.trained_records / outcome.seconds
-    return {
-        "gpus": size.gpus,
-        "records_a_step": size.records,
-        "rollouts_per_second": {
-            "simulated": round(simulated_rate, 3),
-            "computed": round(size.rollouts_per_second, 3),
-        },
-        "error": round(size.rollouts_per_second / simulated_rate - 1, 4),
-    }
-
-
-def real_point() -> dict[str, Any]:
-    """Run one sampler on this machine, and compare it with the rate that the costs predict."""
-    found = asyncio.run(turn_cost.measure(CROWD, 320, 1600))
-    predicted_costs = costs("agent")
-    cores = os.cpu_count() or 1
-    together = predicted_costs.sampler_ms + predicted_costs.mongod_ms + found["others_ms"]
-    bounds = {"sampler": 1000 / predicted_costs.sampler_ms, "machine": 1000 * cores / together}
-    first = min(bounds, key=lambda part: bounds[part])
-    turns = found["turns_per_second"]
-    return {
-        "rollouts_at_a_time": CROWD,
-        "first_full": first,
-        "turns_per_second": {
-            "bound": round(bounds[first], 1),
-            "predicted": round(BUSY * bounds[first], 1),
-            "measured": turns,
-        },
-        "rollouts_per_second": {
-            "predicted": round(BUSY * bounds[first] / found["turns_a_record"], 2),
-            "measured": round(turns / found["turns_a_record"], 2),
-        },
-        "measured_over_predicted": round(turns / bounds[first] / BUSY, 3),
-        "measured": {name: found[name] for name in ("sampler_ms", "mongod_ms", "others_ms")},
-        "known": {"sampler_ms": predicted_costs.sampler_ms, "mongod_ms": predicted_costs.mongod_ms},
-    }
-
-
-def sizes() -> dict[str, Any]:
-    """Return the figures of all sizes, and those of the simulations that check them."""
-    plans = {
-        name: planned(*MODELS[name], workload=workload) for name, workload in WORKLOADS.items()
-    }
-    rows = {
-        name: [Size(gpus, workload, plans[name], costs(name)).row() for gpus in SIZES]
-        for name, workload in WORKLOADS.items()
-    }
-    plan = plans["agent"]
-    shorter = plan.trainer_seconds * TRACE.tokens / WORKLOADS["agent"].tokens
-    checked = []
-    for gpus in SIMULATED_SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            size = Size(gpus, TRACE, replace(plan, trainer_seconds=shorter), costs("agent"))
-            checked.append(compared(size, Path(folder)))
-            print(json.dumps(checked[-1]), flush=True)
-    return {
-        "workloads": {name: asdict(workload) for name, workload in WORKLOADS.items()},
-        "planned": {name: asdict(plan) for name, plan in plans.items()},
-        "costs": {name: asdict(costs(name)) for name in WORKLOADS},
-        "assumed": assumptions(),
-        "rows": rows,
-        "simulated": checked,
-        "largest_error": max(abs(one["error"]) for one in checked),
-    }
-
-
 def simulated(setting: Setting, rates: Rates, folder: Path) -> Outcome:
     """Simulate a setting in virtual time."""
     random.seed(0)
@@ -432,7 +277,7 @@ def simulated(setting: Setting, rates: Rates, folder: Path) -> Outcome:
     return outcome
 
 
-def pipeline(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Simulate one size asynchronously, synchronously and on shared devices."""
     rates = Rates()
     common = {
@@ -463,24 +308,13 @@ def pipeline(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Simulate, compute or measure one part; the file keeps the others."""
+if __name__ == "__main__":
     flags = parser(__doc__, "scale_sim")
-    flags.add_argument("--part", choices=("pipeline", "sizes", "point"), default="pipeline")
     flags.add_argument("--servers", type=int, default=256)
     flags.add_argument("--samplers", type=int, default=8)
     flags.add_argument("--groups", type=int, default=320, help="per step, of 8 rollouts each")
     flags.add_argument("--staleness", type=int, default=3)
     flags.add_argument("--step-seconds", type=float, default=90.0)
     flags.add_argument("--steps", type=int, default=8)
-    given = flags.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    about = {"machine": machine()}
-    if given.part == "pipeline":
-        keep(given.out, pipeline(given) | about)
-    else:
-        keep(given.out, {given.part: (sizes() if given.part == "sizes" else real_point()) | about})
-
-
-if __name__ == "__main__":
-    main()
+    report(flags, measure)

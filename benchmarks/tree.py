@@ -18,6 +18,8 @@ one; on CUDA it is wall time.
 - `tree_compiled`: as `tree`, with `--torch_compile true`.
 - `tree_varlen`, `tree_sdpa`: as `tree`, with variable-length attention or SDPA instead of
   FlexAttention (CUDA only).
+- `packed`: the same turns, unmerged, in rows with variable-length attention, compiled; `shapes`
+  compares it with `tree_compiled` on trees that agents make (CUDA only).
 - `trl`: rows of whole conversations if TRL can mask what was not sampled, else one row per turn;
   see `benchmarks/tree_trl.py`.
 
@@ -44,11 +46,11 @@ from typing import Any
 import torch
 import transformers
 from tree_row import SHAPES, Kind, Row, work_of
-from tree_workloads import LARGE, LONG, SMALL, Workload, of_tree_size, single_row
+from tree_workloads import AGENTS, LARGE, LONG, SMALL, Workload, of_tree_size, single_row
 
 HERE = Path(__file__).parent
 ROWS: tuple[Kind, ...] = ("none", "linear", "tree", "tree_chunked")
-SECTIONS = ("workloads", "head", "mfu", "large_tree")
+SECTIONS = ("workloads", "head", "mfu", "large_tree", "shapes")
 ROW_SECONDS = 900
 MFU: tuple[tuple[str, int, int, tuple[Kind, ...]], ...] = (
     ("qwen3-4b", 16384, 2, ("tree", "tree_compiled")),
@@ -112,6 +114,7 @@ def large_settings(repeats: int) -> Iterator[Setting]:
             )
             yield Setting("mfu", f"{shape}/{num_tokens}", row)
     huge = of_tree_size(LARGE["branching"], 131072)
+    yield from agent_settings(repeats)
     budgets: dict[Kind, int] = {"tree": 131072 + 4096, "tree_chunked": 32768}
     for kind, budget in budgets.items():
         yield Setting(
@@ -127,6 +130,15 @@ def large_settings(repeats: int) -> Iterator[Setting]:
                 for kind in kinds:
                     row = Row(kind, shape, sized, num_tokens + 1024, "cuda", runs)
                     yield Setting("workloads", f"{name}/{shape}/{num_tokens}", row)
+
+
+def agent_settings(repeats: int) -> Iterator[Setting]:
+    """Return the trees that agents make, merged and packed."""
+    for shape in ("smollm2-135m", "qwen3-0.6b", "qwen3-4b"):
+        for name, workload in AGENTS.items():
+            for kind in ("tree_compiled", "packed"):
+                row = Row(kind, shape, workload, 65536, "cuda", repeats, True, shape == "qwen3-4b")
+                yield Setting("shapes", f"{shape}/{name}", row)
 
 
 def measure(row: Row, trl_python: str | None) -> dict[str, Any]:
@@ -186,6 +198,7 @@ def main() -> None:
     parser.add_argument("--token_budget", type=int, default=4096, help="tokens per pass, on CPU")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--workloads", nargs="+", help="measure these again and keep the others")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="measure these models alone")
     parser.add_argument("--trl_python", help="Python interpreter with TRL installed")
     arguments = parser.parse_args()
     if arguments.workloads:
@@ -205,14 +218,19 @@ def main() -> None:
     }
     if arguments.out.exists():  # keep sections that are not measured in this run
         stored = json.loads(arguments.out.read_text())
-        result |= {s: stored[s] for s in SECTIONS if s in stored and s not in arguments.only}
+        kept = [
+            s for s in SECTIONS if s in stored and (arguments.shapes or s not in arguments.only)
+        ]
+        result |= {section: stored[section] for section in kept}
         if arguments.workloads:
             result["workloads"] = stored.get("workloads", {})
     with_trl = arguments.trl_python is not None
     for setting in settings(
         arguments.device, arguments.token_budget, arguments.repeats, with_trl=with_trl
     ):
-        is_wanted = not arguments.workloads or setting.name in arguments.workloads
+        is_wanted = (not arguments.workloads or setting.name in arguments.workloads) and (
+            not arguments.shapes or setting.row.shape in arguments.shapes
+        )
         if is_wanted and setting.section in arguments.only:
             found = measure(setting.row, arguments.trl_python)
             filed(result, setting, found)

@@ -116,6 +116,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "tie_word_embeddings": False,
     },
+    "smollm2-135m": {
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
     "qwen3-0.6b": {
         "vocab_size": 151936,
         "hidden_size": 1024,
@@ -179,6 +190,7 @@ Kind = Literal[
     "tree_compiled",
     "tree_varlen",
     "tree_sdpa",
+    "packed",
     "head",
     "trl",
 ]
@@ -197,6 +209,8 @@ class Row:
     repeats: int
     profiled: bool = False
     """Whether to report what the GPU does meanwhile."""
+    recomputed: bool = True
+    """Whether a GPU recomputes layers in the backward pass."""
 
     def to_json(self) -> str:
         """Return what `from_json` reads."""
@@ -210,9 +224,8 @@ class Row:
 
     def step(self, token_budget: int | None = None) -> StepBatch:
         """Return the step in this row's packing."""
-        merge: Merge = "tree"
-        if self.kind in ("none", "linear"):
-            merge = self.kind
+        merges: dict[Kind, Merge] = {"none": "none", "linear": "linear", "packed": "none"}
+        merge = merges.get(self.kind, "tree")
         groups = make_groups(self.workload)
         if self.shape == "vision":
             groups = with_image(groups)
@@ -261,11 +274,13 @@ def make_policy(row: Row) -> PolicyModel:
     attention = "flex" if is_cuda else "sdpa"
     if row.kind in ("tree_varlen", "tree_sdpa"):
         attention = row.kind.removeprefix("tree_")
+    if row.kind == "packed":
+        attention = "varlen"
     with torch.device(row.device):
         model = make_model(row.shape)
     set_attention(model, implementation_of(attention))
-    policy = wrap_policy(model, gradient_checkpointing=is_cuda)
-    if row.kind == "tree_compiled":
+    policy = wrap_policy(model, gradient_checkpointing=is_cuda and row.recomputed)
+    if row.kind in ("tree_compiled", "packed"):
         compile_policy(policy, torch.device(row.device))
     return policy
 
@@ -433,19 +448,29 @@ KERNELS = {
 
 
 def profile(trainer: Trainer, step: StepBatch) -> dict[str, Any]:
-    """Return what the GPU does in forward and backward passes: seconds by kind, and largest kernels."""
+    """Return what the GPU does in forward and backward passes.
+
+    `busy` is the share of the time in which it computes; seconds are those by kind of work.
+    """
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with torch_profile(activities=activities, acc_events=True) as recorded:
+        torch.cuda.synchronize()
+        started = time.perf_counter()
         trainer.accumulate(step.micro_batches[0])
         torch.cuda.synchronize()
+        wall = time.perf_counter() - started
     seconds: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
+    num_kernels = 0
     for event in recorded.events():
         if event.device_type.name == "CUDA" and not event.is_user_annotation:
             found = (kind for kind, names in KERNELS.items() if names.search(event.name))
             seconds[next(found, "other")] += event.self_device_time_total / 1e6
             kernels[event.name[:120]] += event.self_device_time_total / 1e6
+            num_kernels += 1
     return {
+        "busy": round(seconds.total() / wall, 3),
+        "num_kernels": num_kernels,
         "seconds": {kind: round(value, 4) for kind, value in seconds.most_common()},
         "kernels": {name: round(value, 4) for name, value in kernels.most_common(12)},
     }

@@ -79,6 +79,18 @@ LARGE = {
 """Sizes for a GPU; `of_tree_size` scales them to a setting."""
 
 
+AGENTS = {
+    # The first run of a pretrained model on a GPU: 34 groups of short branches, three turns each.
+    "shop": Workload(34, 8, 340, 3, 7, 6),
+    "agents": Workload(32, 8, 420, 3, 30, 30),
+    "star": Workload(1, 8, 5500, 1, 1400, 1),
+    "conversations": Workload(4, 1, 1, 1, 16384, 1),
+    # Where merging has the least to win: long answers that share a short prompt.
+    "answers": Workload(2, 4, 512, 1, 12288, 1),
+}
+"""Trees that agents make, and others beside them."""
+
+
 def of_tree_size(workload: Workload, num_tokens: int) -> Workload:
     """Return the workload scaled to about this many tokens in all its trees."""
 
