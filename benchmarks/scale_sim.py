@@ -195,25 +195,25 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
         ),
         seed=setting.seed,
         more_may_come=True,
+        control=Control(
+            groups_per_step=setting.groups_per_step, max_staleness=setting.max_staleness
+        ),
     )
     publisher = PolicyPublisher(
         cast(Any, store), folder, publish=PublishSection(), inference=InferenceSection()
     )
-    control = Control(groups_per_step=setting.groups_per_step, max_staleness=setting.max_staleness)
     await publish(publisher, 0)
     consumed = 0
-    await reader.admit(consumed, 1, control)
+    await reader.admit(consumed, 1)
     total = Outcome(0, 0, 0, 0, Counter(), Counter(), 0, 0)
     for step in range(1, setting.num_steps + 1):
         is_counted = step > _WARM_STEPS
         started = clock()
-        found = await reader.read_step(
-            step, groups_consumed=consumed, control=lambda: control, stop=asyncio.Event()
-        )
+        found = await reader.read_step(step, groups_consumed=consumed, stop=asyncio.Event())
         read = clock()
         running = sum(server.num_running for server in SimClient.servers.values())
         total.most_running = max(total.most_running, running)
-        consumed += found.num_new_groups
+        consumed += len(found.new_groups)
         for group in found.groups:
             trained = {turn.record_id for turn in group.turns}
             if is_counted:
@@ -230,7 +230,7 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
         if setting.colocated:
             await asyncio.sleep(rates.move_seconds)
         total.num_failed_updates += await publish(publisher, step)
-        await reader.admit(consumed, step + 1, control)
+        await reader.admit(consumed, step + 1)
         if is_counted:
             total.step_seconds += trained_at - taken
             total.publish_seconds += taken - read + clock() - trained_at

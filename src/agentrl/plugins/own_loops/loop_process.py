@@ -11,7 +11,7 @@ from agentrl.launcher.training_run import beside_own_loop
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.trainer.bootstrap import FINISHING, follow, rank_of
-from agentrl.trainer.rl.colocation import beside_servers
+from agentrl.trainer.rl.run_versions import beside_servers
 from agentrl.trainer.rl.training_loop import TrainingRun, opened_training
 
 

@@ -44,14 +44,14 @@ from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, check_last_steps, learner_figures
 from agentrl.trainer.metrics.metrics_file import append_eval_loss
 from agentrl.trainer.metrics.reporting import write_summary
-from agentrl.trainer.rl.step_groups import image_reader
-from agentrl.trainer.training_session import (
+from agentrl.trainer.rl.run_start import (
     TrainingSession,
     check_trainer_flags,
     start_weights,
     state_to_resume,
     training_session,
 )
+from agentrl.trainer.rl.step_groups import image_reader
 
 logger = logging.getLogger(__name__)
 _ANSWER_TOKENS = 48

@@ -1,4 +1,4 @@
-"""`--report_to`: figures of every step to TensorBoard, W&B, SwanLab, Trackio or MLflow.
+"""Figures of every step to TensorBoard, W&B, SwanLab, Trackio or MLflow (`--report_to`) and Prometheus.
 
 accelerate's tracker classes send them. This module chooses what they send: figures, and the
 sections of the configuration without secrets. What the libraries would collect on their own
@@ -7,7 +7,8 @@ sections of the configuration without secrets. What the libraries would collect 
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,31 @@ from accelerate.tracking import (
     TrackioTracker,
     WandBTracker,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agentrl.config.flags import SETTINGS
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
+from agentrl.runtime.telemetry.figure_words import (
+    EVAL_FIGURES,
+    STEP_FIGURES,
+    TRAINER_TOTALS,
+    FigureWords,
+)
 from agentrl.runtime.telemetry.tracker_checks import check_trackers
 from agentrl.runtime.telemetry.tracker_login import check_login
+from agentrl.trainer.metrics.history import History, StepMetrics
 
 logger = logging.getLogger(__name__)
 
 _SENT_SECTIONS = frozenset({"run", "model", "data", "sampling", "rollout", "algorithm", "trainer"})
 """Sections that trackers receive; addresses and commands are in the others."""
+_LAST_STEP_GAUGES = (
+    *("reward_mean", "reward_std", "loss", "grad_norm", "learning_rate", "entropy", "kl"),
+    *("sampler_kl_k3", "ratio_mean", "ratio_max", "clip_fraction", "drop_fraction"),
+    *("merge_tokens", "tokens_per_second", "mfu"),
+)
 
 
 class Trackers:
@@ -212,3 +226,52 @@ _FACTORIES: dict[str, Callable[[RunSection], GeneralTracker]] = {
     "trackio": _trackio,
     "mlflow": _mlflow,
 }
+
+
+def trainer_metrics(history: History) -> Iterator[Metric]:
+    """Yield the Prometheus metrics of a run so far: its totals and the figures of its last step."""
+    steps = tuple(history.steps)
+    # Read from the copy, like all figures of steps, because another thread may add a step.
+    yield _gauge("step", TRAINER_TOTALS["step"], steps[-1].step if steps else 0)
+    yield _counter("groups", history.groups_consumed)
+    yield _counter("trained_tokens", _sum(steps, "num_trained_tokens"))
+    yield _counter("forward_tokens", _sum(steps, "num_forward_tokens"))
+    yield _labeled_counter("masked_tokens", "reason", _masked_tokens(steps))
+    yield _labeled_counter("dropped_records", "reason", history.dropped())
+    yield _labeled_counter("staleness_records", "versions", history.staleness())
+    yield _labeled_counter("seconds", "phase", dict(history.seconds))
+    if steps:
+        for name in _LAST_STEP_GAUGES:
+            value = getattr(steps[-1], name)
+            if value is not None:
+                yield _gauge(name, STEP_FIGURES[name], value)
+    if history.evals:
+        last = history.evals[-1]
+        yield _gauge("eval_reward_mean", EVAL_FIGURES["reward_mean"], last.reward_mean)
+
+
+def _masked_tokens(steps: tuple[StepMetrics, ...]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for step in steps:
+        total.update(step.masked_tokens)
+    return total
+
+
+def _sum(steps: tuple[StepMetrics, ...], name: str) -> int:
+    return sum(getattr(step, name) for step in steps)
+
+
+def _gauge(name: str, words: FigureWords, value: float) -> Metric:
+    return GaugeMetricFamily(f"agentrl_trainer_{name}", words.meaning, value=value)
+
+
+def _counter(name: str, value: float) -> Metric:
+    return CounterMetricFamily(f"agentrl_trainer_{name}", TRAINER_TOTALS[name].meaning, value=value)
+
+
+def _labeled_counter(name: str, label: str, values: Mapping[Any, float]) -> Metric:
+    text = TRAINER_TOTALS[name].meaning
+    family = CounterMetricFamily(f"agentrl_trainer_{name}", text, labels=[label])
+    for key, value in tuple(values.items()):
+        family.add_metric([str(key)], value)
+    return family

@@ -1,18 +1,31 @@
-"""Schedules the evaluations of a run's versions (`--eval_strategy`) and records their scores."""
+"""Questions that a run asks without training on the answers: its evaluations, and those of a loop."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
-from agentrl.errors import ConfigError
+from agentrl.config.sections import DataSection
+from agentrl.datasets.question import question_of
+from agentrl.datasets.task_stream import tasks_from_questions
+from agentrl.errors import ConfigError, StoreError
 from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
-from agentrl.schema import Task
+from agentrl.schema import TERMINAL_STATUSES, Record, Task
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.rl.run_phase import PhaseReporter
-from agentrl.trainer.training_session import TrainingSession
+from agentrl.trainer.rl.run_start import TrainingSession
+from agentrl.trainer.rl.run_upkeep import PhaseReporter
 
 logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+_ASKED = "asked"
+"""Tag of a loop's questions."""
+_BEFORE_EVALUATIONS = -(10**6)
+"""Order of a loop's questions."""
 
 
 class Evaluations:
@@ -125,3 +138,31 @@ class Evaluations:
             figures = metrics.model_dump(mode="json", exclude_none=True)
             await self._store.figures.put_evaluation(self._trainer.consumer, figures)
             logger.info("evaluation of version %d: %s", metrics.version, metrics.one_line())
+
+
+async def ask(
+    store: TrajectoryStore,
+    row: Mapping[str, Any],
+    data: DataSection,
+    *,
+    num_samples: int,
+    timeout_seconds: float,
+) -> list[Record]:
+    """Let the samplers answer a question before all others, and return the finished records."""
+    entry = {**row, "id": f"{_ASKED}-{uuid4().hex[:12]}"}
+    question = question_of(entry, data, "the question", Path.cwd())
+    (task,) = tasks_from_questions(
+        [question], "eval", num_generations=num_samples, first_order=_BEFORE_EVALUATIONS, tag=_ASKED
+    )
+    await store.tasks.add([task])
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        records = await store.records.of_task(task.id)
+        if records and all(record.status in TERMINAL_STATUSES for record in records):
+            return records
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"{task.id}: the conversations did not finish within {timeout_seconds:g} s; are "
+                "samplers and servers up?"
+            )
+        await asyncio.sleep(_POLL_SECONDS)

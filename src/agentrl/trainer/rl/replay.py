@@ -38,9 +38,8 @@ from agentrl.trainer.merging import built_step, with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
 from agentrl.trainer.metrics.metrics_file import recorded_steps
-from agentrl.trainer.rl.run_start import reference_path
+from agentrl.trainer.rl.run_start import reference_path, start_weights
 from agentrl.trainer.rl.step_groups import RecordImages, image_reader, scored_by
-from agentrl.trainer.training_session import start_weights
 
 logger = logging.getLogger(__name__)
 

@@ -1,26 +1,26 @@
-"""The start of a training run on rank 0: its checks, its place in the database, its learners' settings.
+"""The start of a training on rank 0: its checks, its place in the database, its learners and trackers.
 
-Input: the resolved configuration. Output: the run as the training loop works on it.
+Input: the resolved configuration. Output: what a training loop works with. Supervised fine-tuning,
+which has no place in a database, shares the second half.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from operator import attrgetter
 from pathlib import Path
-
-import torch
+from typing import Literal
 
 from agentrl.config.loading import flat_values
+from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.own_function import with_sources
 from agentrl.config.sections import (
     AlgorithmSection,
     ModelSection,
     RootConfig,
     RunSection,
-    StoreSection,
     TrainerSection,
 )
 from agentrl.config.validation.algorithm_checks import check_training_sampling
@@ -28,32 +28,45 @@ from agentrl.config.validation.checks import groups_per_step
 from agentrl.datasets.task_feed import RepeatedQuestions, TaskFeed
 from agentrl.datasets.task_source import generated_tasks
 from agentrl.datasets.task_stream import append_tasks, train_tasks
-from agentrl.distributed import MeshShape
+from agentrl.distributed import MeshShape, Ranks
 from agentrl.errors import ConfigError
-from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
-from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
-from agentrl.inference.weight_sync.delivery import Delivery
-from agentrl.inference.weight_sync.ipc_delivery import IpcDelivery
-from agentrl.models.checkpoints.resolve import resolve_model
+from agentrl.models.checkpoints.adapter_files import (
+    CONFIG_FILE,
+    AdapterShape,
+    is_adapter,
+    read_shape,
+)
+from agentrl.models.checkpoints.architectures import (
+    check_can_be_computed,
+    check_parallel_support,
+    raw_config,
+)
+from agentrl.models.checkpoints.resolve import (
+    check_adapter_targets,
+    check_router_replay,
+    resolve_model,
+)
+from agentrl.models.load import read_config
+from agentrl.models.stage_layers import check_stages
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.runtime.processes.process_identity import this_user
+from agentrl.runtime.telemetry.prometheus import metrics_endpoint
+from agentrl.runtime.telemetry.tracker_checks import check_trackers
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.bootstrap import WorkerGroup
+from agentrl.trainer.bootstrap import WorkerGroup, learners
 from agentrl.trainer.checkpoint import (
     Checkpoint,
     check_has_database,
     checkpoint_paths,
     checkpoint_to_resume,
 )
-from agentrl.trainer.learner.settings import LearnerSettings
-from agentrl.trainer.rl.old_steps import retain
+from agentrl.trainer.learner.settings import LearnerSettings, StartWeights, adapter_shape
+from agentrl.trainer.metrics.history import History, StepMetrics
+from agentrl.trainer.metrics.metrics_file import append_metrics, rewind_metrics
+from agentrl.trainer.metrics.trackers import Trackers, open_trackers, trainer_metrics
 from agentrl.trainer.text_digests import text_digests
 from agentrl.trainer.trainer_lease import trainer_lease
-from agentrl.trainer.training_session import (
-    check_trainer_flags,
-    start_weights,
-)
 
 _OUTAGE_SECONDS = 300.0
 """How long the trainer retries while MongoDB is away: as long as a private mongod may take to start.
@@ -90,24 +103,28 @@ async def opened_run(
     trainer, consumer = config.trainer, config.trainer.consumer
     _check_flags(config.run, trainer)
     check_training_sampling(config.sampling)
+    uri = config.store.db_connection_string
+    if uri is None:
+        raise ConfigError(
+            "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
+        )
     async with (
-        _connect(config.store, config.run.run_name) as store,
+        TrajectoryStore.connect(
+            uri.get_secret_value(), config.run.run_name, outage_seconds=_OUTAGE_SECONDS
+        ) as store,
         _impatient_when_stopped(store, stop),
     ):
         first_epoch, further_epochs = _training_tasks(config)
-        feed = TaskFeed(store, further_epochs, _repeated_questions(store, config))
+        probability = config.algorithm.repeat_equal_probability
+        repeated = RepeatedQuestions(store, probability, config.run.seed)
+        feed = TaskFeed(store, further_epochs, None if probability == 1 else repeated)
         control = config.algorithm.control(groups_per_step(config, dp_size))
         checkpoint = await _prepare(store, config, control, first_epoch, feed)
-        lease = trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
-        async with lease:
+        async with trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds):
             if consumer == DEFAULT_CONSUMER:
                 await store.runs.reopen()
                 await store.runs.set_phase("loading")
-            background = [asyncio.create_task(retain(store, config))]
-            try:
-                yield OpenedRun(store, feed, control, checkpoint)
-            finally:
-                await end_tasks(background)
+            yield OpenedRun(store, feed, control, checkpoint)
 
 
 def learner_settings(
@@ -137,15 +154,6 @@ def _check_flags(run: RunSection, trainer: TrainerSection) -> None:
         )
 
 
-def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManager[TrajectoryStore]:
-    uri = section.db_connection_string
-    if uri is None:
-        raise ConfigError(
-            "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
-        )
-    return TrajectoryStore.connect(uri.get_secret_value(), run_name, outage_seconds=_OUTAGE_SECONDS)
-
-
 @asynccontextmanager
 async def _impatient_when_stopped(
     store: TrajectoryStore, stop: asyncio.Event
@@ -168,12 +176,6 @@ def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]
     generated = generated_tasks(config.data, config.run.seed)
     first = chain.from_iterable(islice(epochs, 1))
     return first, chain(chain.from_iterable(epochs), generated)
-
-
-def _repeated_questions(store: TrajectoryStore, config: RootConfig) -> RepeatedQuestions | None:
-    """Return the selection of questions for later epochs; None to ask all of them."""
-    probability = config.algorithm.repeat_equal_probability
-    return None if probability == 1 else RepeatedQuestions(store, probability, config.run.seed)
 
 
 async def _prepare(
@@ -231,27 +233,126 @@ def reference_path(model: ModelSection, algorithm: AlgorithmSection) -> Path | N
     return resolve_model(algorithm.reference_model, flag="reference_model")
 
 
-def publisher_of(
-    store: TrajectoryStore, config: RootConfig, group: WorkerGroup
-) -> PolicyPublisher | PolicyFiles:
-    """Return what publishes the weights: to the servers, or for a further consumer to files only."""
-    root = config.run.output_path / "policy"
-    if config.trainer.consumer != DEFAULT_CONSUMER:
-        return PolicyFiles(root, keep=config.publish.keep_policies)
-    delivery: Delivery | None = None
-    if config.publish.weight_sync == "ipc":
-        delivery = IpcDelivery(config.publish, group.send_weights)
-    elif config.publish.weight_sync == "distributed":
-        # The embedded engine has no GPU.
-        on_gpus = torch.cuda.is_available() and config.inference.inference_backend == "sglang"
-        delivery = BroadcastDelivery(
-            config.publish, group.send_weights, "nccl" if on_gpus else "gloo"
+@dataclass(frozen=True)
+class TrainingSession:
+    """The resources that both training loops use."""
+
+    run: RunSection
+    trainer: TrainerSection
+    group: WorkerGroup
+    history: History
+    trackers: Trackers
+    stop: asyncio.Event
+    """Once it is set, the run ends after the current step, with a checkpoint."""
+
+    @property
+    def output_path(self) -> Path:
+        """Directory of the run's output."""
+        return self.run.output_path
+
+    def report(self, metrics: StepMetrics) -> None:
+        """Write the figures of a step to metrics.jsonl and to the trackers."""
+        append_metrics(self.output_path, metrics)
+        self.trackers.log(metrics.model_dump(exclude_none=True), metrics.step)
+
+
+@asynccontextmanager
+async def training_session(
+    config: RootConfig,
+    ranks: Ranks,
+    settings: LearnerSettings,
+    checkpoint: Checkpoint | None,
+    *,
+    state_path: Path | None,
+    stop: asyncio.Event,
+    kind: Literal["rl", "sft"] = "rl",
+) -> AsyncIterator[TrainingSession]:
+    """Load the model on all ranks and open the run's history, trackers and metrics endpoint.
+
+    Args:
+        config: the resolved configuration.
+        ranks: this process, rank 0.
+        settings: settings of every rank's learner.
+        checkpoint: the checkpoint to resume, if there is one.
+        state_path: its optimizer state, see `state_to_resume`.
+        stop: see `TrainingSession`.
+        kind: kind of the run, stored in a new history.
+    """
+    async with learners(ranks, settings, state_path) as group:
+        history = checkpoint.history if checkpoint else History(kind=kind)
+        rewind_metrics(config.run.output_path, history)
+        with ExitStack() as stack:
+            trackers = open_trackers(config)
+            stack.callback(trackers.finish)
+            stack.enter_context(metrics_endpoint(config.run, lambda: trainer_metrics(history)))
+            yield TrainingSession(config.run, settings.trainer, group, history, trackers, stop)
+
+
+def state_to_resume(checkpoint: Checkpoint | None, max_steps: int) -> Path | None:
+    """Return the directory of the optimizer state to load, or None if no step needs it."""
+    if checkpoint is None or checkpoint.step >= max_steps:
+        return None
+    return checkpoint.state_path
+
+
+def check_trainer_flags(trainer: TrainerSection) -> None:
+    """Check the optimizer arguments, and that the trackers are installed."""
+    parse_optim_args(trainer.optim_args)
+    check_trackers(trainer.report_to)
+
+
+def start_weights(
+    model: ModelSection, checkpoint: Checkpoint | None, shape: MeshShape
+) -> StartWeights:
+    """Return the weights to start from: the newest checkpoint's, else those of the given model.
+
+    Args:
+        model: the model, and the adapter if one is trained.
+        checkpoint: the newest checkpoint, if there is one.
+        shape: the mesh, which must divide the model.
+    """
+    weights = _find_weights(model, checkpoint)
+    path = weights.model_path
+    if model.router_replay:
+        check_router_replay(path)
+    if model.lora_rank:
+        check_adapter_targets(path, model.lora_target_modules)
+    trusted = model.trust_remote_code
+    check_can_be_computed(path, raw_config(path), trust_remote_code=trusted)
+    config = read_config(path, trust_remote_code=trusted)
+    check_parallel_support(config, shape)
+    check_stages(config, shape.pp)
+    return weights
+
+
+def _find_weights(model: ModelSection, checkpoint: Checkpoint | None) -> StartWeights:
+    if checkpoint is None:
+        return StartWeights(resolve_model(model.model_name_or_path))
+    path, adapter = checkpoint.model_path, adapter_shape(model)
+    if adapter is None:
+        if is_adapter(path):
+            raise ConfigError(
+                f"{checkpoint.path} holds an adapter; resume it with --lora_rank "
+                f"{read_shape(path).rank}, or use another --run_name"
+            )
+        return StartWeights(path)
+    if not is_adapter(path):
+        raise ConfigError(
+            f"{checkpoint.path} holds the full weights of a run without an adapter; resume it without "
+            f"--lora_rank, or use another --run_name with --model_name_or_path {path}"
         )
-    return PolicyPublisher(
-        store,
-        root,
-        publish=config.publish,
-        inference=config.inference,
-        adapters=AdapterNames(config.run.run_name) if config.model.lora_rank else None,
-        delivery=delivery,
-    )
+    _check_same_adapter(adapter, read_shape(path), path)
+    return StartWeights(resolve_model(model.model_name_or_path), path)
+
+
+def _check_same_adapter(expected: AdapterShape, stored: AdapterShape, path: Path) -> None:
+    if (expected.rank, expected.alpha) != (stored.rank, stored.alpha):
+        raise ConfigError(
+            f"{path} is an adapter of --lora_rank {stored.rank} --lora_alpha {stored.alpha}; resume "
+            "with these, or use another --run_name"
+        )
+    if expected.base != stored.base:
+        raise ConfigError(
+            f"{path} is an adapter of {stored.base}; pass that as --model_name_or_path (or, if it was "
+            f"moved, correct {CONFIG_FILE} in the adapter's directory)"
+        )

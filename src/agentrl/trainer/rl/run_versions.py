@@ -1,17 +1,36 @@
 """The versions of a run's weights: written, kept in checkpoints, and delivered to the servers.
 
 Input: the learners after an optimizer step. Output: a version's files, a checkpoint with the ledger's
-commit, servers that serve the version. With `--colocated`, also who has the devices.
+commit, servers that serve the version.
+
+Trainer ranks and servers divide their devices (`--share_gpus`), or have them in turn (`--colocated`):
+
+    servers   sample ─────────┐ asleep                        ┌ sample ───
+    trainer   in host memory  └ step, weights and checkpoint ─┘ in host memory
+
+The trainer takes all of them when the batch of its step is ready, and gives them back once the new
+version is published. If it dies in between, the supervisors wake their servers after its lease
+expires.
 """
 
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 
 from agentrl.config.sections import RootConfig
-from agentrl.inference.weight_sync import PolicyPublisher
+from agentrl.config.shared_gpus import note_shortage, trainer_fraction
+from agentrl.errors import TrainingError
+from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
+from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
+from agentrl.inference.weight_sync.delivery import Delivery
+from agentrl.inference.weight_sync.ipc_delivery import IpcDelivery
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.trainer.bootstrap import WorkerGroup
 from agentrl.trainer.checkpoint import CheckpointSaver
-from agentrl.trainer.rl.colocation import SharedDevice
-from agentrl.trainer.rl.run_start import OpenedRun, publisher_of
-from agentrl.trainer.training_session import TrainingSession
+from agentrl.trainer.rl.run_start import OpenedRun, TrainingSession
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +46,9 @@ class RunVersions:
         self._store = run.store
         self._group = session.group
         self._history = session.history
-        self._publisher = publisher_of(run.store, config, session.group)
-        self._device: SharedDevice | None = None
-        if config.inference.colocated and isinstance(self._publisher, PolicyPublisher):
-            self._device = SharedDevice(run.store, self._publisher, session.group)
-        self._has_device = False
+        self._publisher = _publisher_of(run.store, config, session.group)
+        self._takes_turns = config.inference.colocated
+        self._has_device = not self._takes_turns
         self._saver = CheckpointSaver(
             session.output_path,
             group=session.group,
@@ -61,10 +78,14 @@ class RunVersions:
 
     async def acquire_device(self, seconds: Seconds) -> None:
         """Take the devices of colocated servers, unless this trainer has them."""
-        if self._device is not None and not self._has_device:
-            with self._history.timed("acquire_device", seconds):
-                await self._device.acquire()
-            self._has_device = True
+        if self._has_device or not isinstance(self._publisher, PolicyPublisher):
+            return
+        with self._history.timed("acquire_device", seconds):
+            # Recorded first: otherwise, a supervisor could start a server while the others go to sleep.
+            await self._store.trainer_leases.set_has_device(True)
+            await self._publisher.put_to_sleep()
+            await self._group.move(to_device=True)
+        self._has_device = True
 
     async def commit(self, seconds: Seconds | None = None) -> None:
         """Save a checkpoint of the newest version; its records then count as trained.
@@ -82,17 +103,19 @@ class RunVersions:
         step = self._history.last_step
         if self._publisher.needs_files:
             await self._write(step, seconds)
-        if self._device is not None and self._has_device:
+        if self._takes_turns and self._has_device:
             with self._history.timed("offload_device", seconds):
-                await self._device.offload()
+                await self._group.move(to_device=False)
         with self._history.timed("publish", seconds):
             is_written = self._written == step
             report = await self._publisher.announce(
                 step, None if is_written else self._group.export
             )
             self._announced = step
-            if self._device is not None:
-                await self._device.release()
+            if (
+                self._takes_turns
+            ):  # the announcement woke the servers; supervisors may start them, too
+                await self._store.trainer_leases.set_has_device(False)
                 self._has_device = False
         logger.info(
             "version %d published: %d server(s) updated, %d failed",
@@ -124,3 +147,56 @@ class RunVersions:
             else:
                 await self._group.export(self._publisher.directory(step))
         self._written = step
+
+
+def _publisher_of(
+    store: TrajectoryStore, config: RootConfig, group: WorkerGroup
+) -> PolicyPublisher | PolicyFiles:
+    """Return what publishes the weights: to the servers, or for a further consumer to files only."""
+    root = config.run.output_path / "policy"
+    if config.trainer.consumer != DEFAULT_CONSUMER:
+        return PolicyFiles(root, keep=config.publish.keep_policies)
+    delivery: Delivery | None = None
+    if config.publish.weight_sync == "ipc":
+        delivery = IpcDelivery(config.publish, group.send_weights)
+    elif config.publish.weight_sync == "distributed":
+        # The embedded engine has no GPU.
+        on_gpus = torch.cuda.is_available() and config.inference.inference_backend == "sglang"
+        delivery = BroadcastDelivery(
+            config.publish, group.send_weights, "nccl" if on_gpus else "gloo"
+        )
+    return PolicyPublisher(
+        store,
+        root,
+        publish=config.publish,
+        inference=config.inference,
+        adapters=AdapterNames(config.run.run_name) if config.model.lora_rank else None,
+        delivery=delivery,
+    )
+
+
+@contextmanager
+def beside_servers(config: RootConfig) -> Iterator[None]:
+    """Keep to the trainer's part of GPUs that servers share, and explain if it does not suffice.
+
+    Without this limit, it would be the server that finds no memory.
+    """
+    inference = config.inference
+    if not inference.share_gpus:
+        yield
+        return
+    if torch.cuda.is_available():
+        fraction = trainer_fraction(inference.inf_mem_ratio)
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.cuda.set_per_process_memory_fraction(fraction, rank)
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        # What follows describes the state of torch's allocator.
+        reason = ". ".join(str(error).split(". ")[:2])
+        note_shortage(config.run.output_path, reason)
+        raise TrainingError(
+            f"out of GPU memory beside the server (--share_gpus): {reason}; start again with "
+            "--colocated, which a run on one GPU does by itself, or lower --max_tokens or "
+            f"--inf_mem_ratio ({inference.inf_mem_ratio:g})"
+        ) from error

@@ -12,16 +12,16 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data import SelectedGroup, select_group
 from agentrl.data.shown_images import ImageBook, ShownImage, processor_key
 from agentrl.datasets.task_feed import TaskFeed
-from agentrl.errors import ImageError, TrainingError
+from agentrl.errors import ImageError, StoreError, TrainingError
 from agentrl.models.load import read_config
 from agentrl.models.vision.image_encoders import reads_images
 from agentrl.models.vision.image_reader import ImageReader
@@ -41,40 +41,48 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _REPORT_SECONDS = 30.0
+_CONTROL_SECONDS = 1.0
 _IMAGE_CACHE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class ReadRecord:
+    """What the figures of a step count of a record."""
+
+    num_turns: int
+    num_tokens: int
+    num_sampled: int
+    """Tokens that the model sampled, copies in a branch included."""
+    rule: str | None
+    """What chose its turn in a later round of a tree; `none` if it started at the question."""
+
+    @classmethod
+    def of(cls, record: DBRecordData) -> Self:
+        """Count a record."""
+        rule = "none" if record.branch is None else record.branch.rule
+        return cls(
+            num_turns=len(record.turns),
+            num_tokens=record.num_tokens,
+            num_sampled=sum(len(turn.output_ids) for turn in record.turns),
+            rule=rule if record.round else None,
+        )
 
 
 @dataclass
 class StepGroups:
-    """The groups read for a step so far, and counts over them."""
+    """The groups read for a step so far."""
 
     step: int
     groups: list[SelectedGroup] = field(default_factory=list)
     """All groups of the step in reading order, including unusable ones and ones trained before."""
-    num_new_groups: int = 0
-    """Groups that no earlier step consumed."""
-    num_new_unusable: int = 0
-    """New groups that were dropped as a whole; samplers may replace them at once."""
-    scores: list[float] = field(default_factory=list)
-    """Scores of the scored records of new groups, including dropped ones."""
-    weights: list[float] = field(default_factory=list)
-    """What each of these scores counts in a mean under chains."""
-    num_records: int = 0
-    """Records of new groups; the figures below up to `max_output_tokens` cover them as well."""
-    num_output_tokens: int = 0
-    num_inherited_tokens: int = 0
-    """Sampled tokens that branches copied; they are not part of `num_output_tokens`."""
-    branched: Counter[str] = field(default_factory=Counter)
-    """Records of later rounds by the rule that chose their turn, or `none`."""
-    num_prompt_tokens: int = 0
-    num_turns: int = 0
-    max_output_tokens: int = 0
-    """Sampled tokens of the longest record."""
-    staleness: Counter[int] = field(default_factory=Counter)
-    """Trained records by how many policy versions they lag behind the step's initial version."""
+    new_groups: list[SelectedGroup] = field(default_factory=list)
+    """Those that no earlier step consumed, which the figures of sampling cover."""
+    records: list[ReadRecord] = field(default_factory=list)
+    """Of the new groups."""
+    ages: list[int | None] = field(default_factory=list)
+    """How many policy versions each record to train lags behind the step's initial version, if known."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Records not trained on, by reason."""
-    num_reserved: int = 0
     teacher_wait_seconds: float = 0.0
     """How long complete groups were at hand, and all of them waited for teachers."""
     end: Literal["full", "data_ended", "stopped"] = "full"
@@ -84,6 +92,16 @@ class StepGroups:
     def usable(self) -> list[SelectedGroup]:
         """The groups with turns to train on."""
         return [group for group in self.groups if group.usable]
+
+    @property
+    def num_new_unusable(self) -> int:
+        """New groups that were dropped as a whole; samplers may replace them at once."""
+        return sum(not group.usable for group in self.new_groups)
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Records to train by their age."""
+        return dict(sorted(Counter(age for age in self.ages if age is not None).items()))
 
 
 @dataclass(frozen=True)
@@ -214,6 +232,7 @@ class GroupReader:
         trainer: TrainerSection,
         seed: int,
         more_may_come: bool,
+        control: Control,
         feed: TaskFeed | None = None,
     ) -> None:
         """Start without an admission.
@@ -225,6 +244,7 @@ class GroupReader:
             trainer: its ledger, its steps, and the scorer that it trains on.
             seed: seed of the filters that draw records.
             more_may_come: False if no sampler runs, so no further group becomes ready.
+            control: initial size and freshness of the steps.
             feed: adds further tasks before samplers are admitted to them; None: all are there.
         """
         self._store = store
@@ -236,13 +256,38 @@ class GroupReader:
         self._more_may_come = more_may_come
         self._scorer = trainer.trained_scorer
         self._feed = feed
+        self.control = control
+        """Size and freshness of the steps, which users may edit in the run's document at any time."""
         self.lost_versions: Sequence[LostVersions] = ()
         """Of the run; their records count as old as their weights are far away."""
         self._wait = TeacherWait(algorithm.teachers, algorithm.teacher_wait_seconds)
         self._admission: Admission | None = None
         self._admission_lock = asyncio.Lock()
 
-    async def admit(self, groups_consumed: int, step: int, control: Control) -> None:
+    async def read_control(self) -> None:
+        """Read the controls from the run's document."""
+        run = await self._store.runs.get()
+        if run is not None:
+            self.control = run.control
+            self.lost_versions = run.lost_versions
+
+    async def follow_control(self) -> None:
+        """Apply edits of the controls until cancelled, including during a step."""
+        while True:
+            await asyncio.sleep(_CONTROL_SECONDS)
+            try:
+                if await self._store.runs.audit_control():
+                    logger.info("the run's controls were edited in the database")
+                await self.read_control()
+                admission = self._admission
+                if admission is not None and self.control != admission.control:
+                    await self.admit(admission.groups_consumed, admission.step)
+            except StoreError as error:
+                logger.warning(
+                    "cannot read the run's controls, keeping the current ones: %s", error
+                )
+
+    async def admit(self, groups_consumed: int, step: int) -> None:
         """Admit groups for sampling up to the freshness bound.
 
         Running and finished-but-untrained groups stay within what the steps ahead, of those that
@@ -250,29 +295,18 @@ class GroupReader:
         """
         if self._consumer != DEFAULT_CONSUMER:
             return  # a further consumer only reads; the leading trainer admits the samplers
-        self._admission = Admission(groups_consumed, step, control)
-        # `apply_control` may call concurrently. The bound is computed under the lock, so the last write
-        # has the newest bound.
+        self._admission = Admission(groups_consumed, step, self.control)
+        # `follow_control` may call concurrently. The bound is computed under the lock, so the last
+        # write has the newest bound.
         async with self._admission_lock:
             bound = self._admission.bound(self._max_steps, self._algorithm.max_trained_count)
             await self._store.runs.set_admission(bound)
             if self._feed is not None:
                 # One step ahead, so that tasks exist before samplers are admitted to them.
-                await self._feed.fill(bound + control.groups_per_step)
-
-    async def apply_control(self, control: Control) -> None:
-        """Recompute the admission if the control changed."""
-        admission = self._admission
-        if admission is not None and control != admission.control:
-            await self.admit(admission.groups_consumed, admission.step, control)
+                await self._feed.fill(bound + self.control.groups_per_step)
 
     async def read_step(
-        self,
-        step: int,
-        *,
-        groups_consumed: int,
-        control: Callable[[], Control],
-        stop: asyncio.Event,
+        self, step: int, *, groups_consumed: int, stop: asyncio.Event
     ) -> StepGroups:
         """Read until the step has `groups_per_step` usable groups.
 
@@ -281,13 +315,12 @@ class GroupReader:
         Args:
             step: number of the optimizer step (from 1); the weights have version `step - 1`.
             groups_consumed: groups consumed by the steps before.
-            control: returns the current size and freshness of the step.
             stop: set when the process must stop.
         """
         collected = StepGroups(step)
         num_usable = 0
         reported_at = time.monotonic()
-        while num_usable < (current := control()).groups_per_step:
+        while num_usable < (current := self.control).groups_per_step:
             algorithm = self._algorithm.under(current)
             # Queried before the groups are read: a group that completes in between then counts as
             # open, which only delays later groups. In the opposite order, they could overtake it.
@@ -306,7 +339,7 @@ class GroupReader:
             for records in ready:
                 num_usable += await self._add_group(records, collected, algorithm)
             if collected.num_new_unusable > unusable_before:
-                await self.admit(groups_consumed + collected.num_new_unusable, step, current)
+                await self.admit(groups_consumed + collected.num_new_unusable, step)
             if ready:
                 reported_at = time.monotonic()
                 continue
@@ -382,31 +415,12 @@ class GroupReader:
         if dropped:
             await self._store.ledger.drop(self._consumer, sorted(dropped), collected.step, dropped)
         collected.groups.append(group)
-        is_new = all(entry is None for entry in entries.values())
-        if is_new:
-            for score, weight in zip(group.scores, group.weights, strict=True):
-                if score is not None:
-                    collected.scores.append(score)
-                    collected.weights.append(weight)
-        collected.num_new_groups += is_new
-        collected.num_new_unusable += is_new and not group.usable
-        collected.num_reserved += len(kept)
-        collected.num_inherited_tokens += group.num_inherited_tokens * is_new
-        collected.num_output_tokens -= group.num_inherited_tokens * is_new
         collected.dropped.update(dropped.values())
-        for record in records:
-            if record.record_id in kept and record.min_version is not None:
-                collected.staleness[max(0, version - record.min_version)] += 1
-            if not is_new:
-                continue
-            sampled = sum(len(turn.output_ids) for turn in record.turns)
-            collected.num_records += 1
-            if record.round:
-                collected.branched["none" if record.branch is None else record.branch.rule] += 1
-            collected.num_output_tokens += sampled
-            collected.num_turns += len(record.turns)
-            collected.max_output_tokens = max(collected.max_output_tokens, sampled)
-            collected.num_prompt_tokens += record.num_tokens - sampled
+        oldest = [record.min_version for record in records if record.record_id in kept]
+        collected.ages += [None if one is None else max(0, version - one) for one in oldest]
+        if all(entry is None for entry in entries.values()):
+            collected.new_groups.append(group)
+            collected.records += map(ReadRecord.of, records)
         return group.usable
 
     async def _is_exhausted(self) -> bool:

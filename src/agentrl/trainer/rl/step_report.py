@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.algorithms.losses import MAX_LOG_RATIO
-from agentrl.data import StepBatch, StepStats
+from agentrl.data import SelectedGroup, StepBatch, StepStats
 from agentrl.schema import TOKEN_USES, RatioStats, TokenTrainings, TurnTraining
 from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.target_stats import TargetTrace
@@ -50,21 +50,24 @@ def step_metrics(
         merge_error: relative gradient error, if the step was verified.
     """
     is_applied = outcome.skipped is None
+    records = step_groups.records
+    copied = sum(group.num_inherited_tokens for group in step_groups.new_groups)
+    num_sampled = sum(record.num_sampled for record in records) - copied
     num_dropped = int(outcome.ratios.num_dropped.sum() + outcome.ratios.num_masked.sum())
     return StepMetrics(
         step=step_groups.step,
         num_groups=len(step_groups.groups),
-        num_records=step_groups.num_records,
-        num_trained_records=step_groups.num_reserved if is_applied else 0,
+        num_records=len(records),
+        num_trained_records=len(step_groups.ages) if is_applied else 0,
         mask_fraction=outcome.mask_fraction,
         kl=finite(outcome.kl),
-        num_output_tokens=step_groups.num_output_tokens,
-        num_prompt_tokens=step_groups.num_prompt_tokens,
-        max_output_tokens=step_groups.max_output_tokens,
-        turns_mean=ratio(step_groups.num_turns, step_groups.num_records),
+        num_output_tokens=num_sampled,
+        num_prompt_tokens=sum(record.num_tokens - record.num_sampled for record in records),
+        max_output_tokens=max((record.num_sampled for record in records), default=0),
+        turns_mean=ratio(sum(record.num_turns for record in records), len(records)),
         num_trained_tokens=stats.num_targets - num_dropped if is_applied else 0,
         masked_tokens=masked_tokens(step_groups, outcome),
-        staleness=dict(sorted(step_groups.staleness.items())),
+        staleness=step_groups.staleness,
         token_staleness=stats.staleness_histogram,
         route_conflicts=stats.num_expert_conflicts,
         dropped=dict(step_groups.dropped),
@@ -74,22 +77,32 @@ def step_metrics(
             name: value for name, value in outcome.loss_metrics.items() if math.isfinite(value)
         },
         seconds=seconds,
-        **_reward_figures(step_groups.scores, step_groups.weights),
-        branched_records=dict(step_groups.branched),
-        **_credit_figures(step_groups),
+        branched_records=Counter(record.rule for record in records if record.rule is not None),
+        **_reward_figures(step_groups.new_groups),
+        **_credit_figures(step_groups.groups),
+        branch_reuse=ratio(num_sampled + copied, num_sampled)
+        if any(group.has_branches for group in step_groups.groups)
+        else None,
         **_target_figures(outcome),
         **learner_figures(outcome, stats, num_ranks=num_ranks),
     )
 
 
-def _reward_figures(scores: Sequence[float], weights: Sequence[float]) -> dict[str, float | None]:
+def _reward_figures(groups: Sequence[SelectedGroup]) -> dict[str, float | None]:
     """Return the scores' mean and standard deviation under chains, and their extremes.
 
     Rollouts that leave others are no independent samples: a rule may place them where the policy
     fails, and their plain mean would not be that of the policy.
     """
-    if not scores:
-        return dict.fromkeys(("reward_mean", "reward_std", "reward_min", "reward_max"))
+    scored = [
+        (score, weight)
+        for group in groups
+        for score, weight in zip(group.scores, group.weights, strict=True)
+        if score is not None
+    ]
+    if not scored:
+        return {}
+    scores, weights = zip(*scored, strict=True)
     mean = fmean(scores, weights)
     return {
         "reward_mean": mean,
@@ -99,9 +112,7 @@ def _reward_figures(scores: Sequence[float], weights: Sequence[float]) -> dict[s
     }
 
 
-def _credit_figures(step_groups: StepGroups) -> dict[str, float | None]:
-    groups = step_groups.groups
-    num_sampled = step_groups.num_output_tokens
+def _credit_figures(groups: Sequence[SelectedGroup]) -> dict[str, float | None]:
     by_record: dict[str, list[float]] = {}
     for group in groups:
         for turn in group.turns:
@@ -110,9 +121,6 @@ def _credit_figures(step_groups: StepGroups) -> dict[str, float | None]:
     saved = [group for group in branching if group.usable and group.has_equal_chains]
     return {
         "credit_spread": fmean(map(pstdev, by_record.values())) if by_record else None,
-        "branch_reuse": ratio(num_sampled + step_groups.num_inherited_tokens, num_sampled)
-        if branching
-        else None,
         "saved_groups": ratio(len(saved), len(branching)),
     }
 

@@ -10,6 +10,7 @@ the last checkpoint; records reserved after it become ready again.
 """
 
 import asyncio
+import inspect
 import logging
 import math
 import time
@@ -19,18 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.loading import flat_values
+from agentrl.config.loading import build_config, flat_values
 from agentrl.config.own_function import with_sources
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.data import StepBatch, build_training_step
 from agentrl.data.rows import Merge
 from agentrl.datasets.task_stream import eval_tasks
 from agentrl.distributed import Ranks
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.schema import Record
-from agentrl.store import DEFAULT_CONSUMER
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
 from agentrl.trainer.learner.learner import StepOutcome
@@ -38,22 +39,25 @@ from agentrl.trainer.merging import built_step, with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, check_last_steps
 from agentrl.trainer.metrics.reporting import write_merge_report
-from agentrl.trainer.rl.colocation import beside_servers
-from agentrl.trainer.rl.evaluations import Evaluations
-from agentrl.trainer.rl.named_losses import NamedLosses
-from agentrl.trainer.rl.one_question import ask
-from agentrl.trainer.rl.run_control import RunControl
-from agentrl.trainer.rl.run_end import TrainResult, has_no_signal, report_end
-from agentrl.trainer.rl.run_phase import PhaseReporter
-from agentrl.trainer.rl.run_start import OpenedRun, learner_settings, opened_run
-from agentrl.trainer.rl.run_versions import RunVersions
-from agentrl.trainer.rl.step_groups import GroupReader, RecordImages, StepGroups, image_reader
-from agentrl.trainer.rl.step_report import log_step, step_metrics, turn_trainings
-from agentrl.trainer.training_session import (
+from agentrl.trainer.rl.evaluations import Evaluations, ask
+from agentrl.trainer.rl.run_start import (
+    OpenedRun,
     TrainingSession,
+    learner_settings,
+    opened_run,
     state_to_resume,
     training_session,
 )
+from agentrl.trainer.rl.run_upkeep import (
+    PhaseReporter,
+    TrainResult,
+    has_no_signal,
+    report_end,
+    retain,
+)
+from agentrl.trainer.rl.run_versions import RunVersions, beside_servers
+from agentrl.trainer.rl.step_groups import GroupReader, RecordImages, StepGroups, image_reader
+from agentrl.trainer.rl.step_report import log_step, step_metrics, turn_trainings
 
 logger = logging.getLogger(__name__)
 
@@ -125,15 +129,20 @@ async def opened_training(
 class RunLearner:
     """The model and its optimizer, on all ranks."""
 
-    def __init__(self, session: TrainingSession, losses: NamedLosses) -> None:
-        """Start without gradients.
+    def __init__(
+        self, session: TrainingSession, config: RootConfig, store: TrajectoryStore
+    ) -> None:
+        """Start without gradients, with the loss of the flags.
 
         Args:
             session: the ranks, and the run's history.
-            losses: checks the losses that a loop names.
+            config: the resolved configuration.
+            store: keeps the losses that a loop names.
         """
         self._session = session
-        self._losses = losses
+        self._flags = config
+        self._current = config
+        self._store = store
         self.outcome: StepOutcome | None = None
         """Of the last `optim_step` since the last `publish`."""
 
@@ -153,14 +162,29 @@ class RunLearner:
         Raises:
             ConfigError: the loss cannot be used.
         """
-        last_step = self._session.history.last_step
-        algorithm = await self._losses.algorithm(loss, loss_args, last_step=last_step)
+        config = self._flags
+        if loss is not None:
+            values = {"loss_calculator": reference_of(loss), "loss_args": loss_args or None}
+            config = build_config({**flat_values(config), **values})
+        algorithm = await self._checked(config)
         return await self._session.group.forward_backward(batch.micro_batches, algorithm)
 
     async def optim_step(self) -> StepOutcome:
         """Apply the gradients since the last call; the learning rate is that of `--learning_rate`."""
         self.outcome = await self._session.group.optim_step()
         return self.outcome
+
+    async def _checked(self, config: RootConfig) -> AlgorithmSection:
+        """Try a loss that the run did not use last on all ranks, and keep it with the run."""
+        if config.algorithm != self._current.algorithm:
+            problem = await self._session.group.problem_of_functions(config)
+            if problem is not None:
+                raise ConfigError(problem)
+            if config.trainer.consumer == DEFAULT_CONSUMER:
+                values = with_sources(flat_values(config))
+                await self._store.runs.set_config(values, self._session.history.last_step)
+            self._current = config
+        return config.algorithm
 
 
 class TrainingRun:
@@ -195,15 +219,15 @@ class TrainingRun:
             trainer=config.trainer,
             seed=config.run.seed,
             more_may_come=config.rollout.enable_sampling,
+            control=run.control,
             feed=run.feed,
         )
-        self._control = RunControl(run.store, self._reader, run.control)
         self._phase = PhaseReporter(run.store)
         questions = eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else []
         self._evaluations = Evaluations(session, run.store, questions, self._phase)
         self._stop = session.stop
         self._started = time.monotonic()
-        self.learner = RunLearner(session, NamedLosses(config, run.store, session.group))
+        self.learner = RunLearner(session, config, run.store)
         """The model and its optimizer."""
         self._end = "full"
         self._groups: StepGroups | None = None
@@ -241,7 +265,7 @@ class TrainingRun:
             if groups.end == "stopped" or not groups.usable:
                 # Records reserved for an abandoned step are released by the next recovery.
                 if groups.end == "data_ended":
-                    self._history.groups_consumed += groups.num_new_groups
+                    self._history.groups_consumed += len(groups.new_groups)
                     self._history.add_tail(groups.dropped)
                 return
             self._groups = groups
@@ -257,13 +281,9 @@ class TrainingRun:
         self._seconds = {}
         self._phase.enter("sampling")
         with self._history.timed("wait_samples", self._seconds):
-            await self._control.read()
-            return await self._reader.read_step(
-                step,
-                groups_consumed=self._history.groups_consumed,
-                control=lambda: self._control.current,
-                stop=self._stop,
-            )
+            await self._reader.read_control()
+            consumed = self._history.groups_consumed
+            return await self._reader.read_step(step, groups_consumed=consumed, stop=self._stop)
 
     async def build_step(self, groups: StepGroups) -> StepBatch:
         """Merge, weight and pack the groups of a step as the flags say.
@@ -366,7 +386,7 @@ class TrainingRun:
             )
         for phase, spent in outcome.seconds.items():
             self._history.add_seconds(phase, spent, self._seconds)
-        self._history.groups_consumed += groups.num_new_groups
+        self._history.groups_consumed += len(groups.new_groups)
         self._metrics = step_metrics(
             groups,
             batch.stats,
@@ -418,7 +438,10 @@ class TrainingRun:
     @asynccontextmanager
     async def _in_progress(self) -> AsyncIterator[None]:
         """Publish the weights to start with; in the end, write the last checkpoint and the reports."""
-        background = [asyncio.create_task(self._control.follow())]
+        background = [
+            asyncio.create_task(self._reader.follow_control()),
+            asyncio.create_task(retain(self.store, self._config)),
+        ]
         if self._is_leading:
             background.append(asyncio.create_task(self._phase.report()))
         try:
@@ -473,9 +496,22 @@ class TrainingRun:
             return "stopped"
         if self._end == "full":
             return "completed"
-        full = self._control.current.groups_per_step
+        full = self._reader.control.groups_per_step
         return "no_signal" if await has_no_signal(self.store, self._consumer, full) else self._end
 
     async def _admit(self) -> None:
-        control = await self._control.read()
-        await self._reader.admit(self._history.groups_consumed, self.step + 1, control)
+        await self._reader.read_control()
+        await self._reader.admit(self._history.groups_consumed, self.step + 1)
+
+
+def reference_of(loss: str | Callable[..., Any]) -> str:
+    """Return the name of a loss, by which every rank and `agentrl replay` find it."""
+    if isinstance(loss, str):
+        return loss
+    path, name = inspect.getsourcefile(loss), loss.__qualname__
+    if path is None or not name.isidentifier() or not Path(path).is_file():
+        raise ConfigError(
+            f"forward_backward: the loss {loss.__name__} is not defined at the top of a file, from which the "
+            "other ranks and `agentrl replay` could import it; define it with def in a .py file"
+        )
+    return f"{path}:{name}"

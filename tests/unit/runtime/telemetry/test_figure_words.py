@@ -20,7 +20,7 @@ from agentrl.runtime.telemetry.figure_words import (
     TRAINER_TOTALS,
 )
 from agentrl.trainer.metrics.history import History, StepMetrics
-from agentrl.trainer.metrics.trainer_metrics import trainer_metrics
+from agentrl.trainer.metrics.trackers import trainer_metrics
 
 PAGE_SOURCES = PAGES.parent / "web/src/pages"
 STEP = StepMetrics(

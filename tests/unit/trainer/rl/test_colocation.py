@@ -25,7 +25,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import Shares, WorkerGroup, mesh_shape
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.optimizer import move_state
-from agentrl.trainer.rl.colocation import beside_servers
+from agentrl.trainer.rl.run_versions import beside_servers
 from agentrl.trainer.rl.training_loop import lead
 
 Trained = tuple[PolicyModel, AdamW]

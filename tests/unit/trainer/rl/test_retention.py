@@ -6,7 +6,7 @@ from support.consumed import NUM_GROUPS, trained_run
 
 from agentrl.config.sections import AlgorithmSection, RootConfig, RunSection, StoreSection
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.rl.old_steps import expire_due
+from agentrl.trainer.rl.run_upkeep import expire_due
 
 TURNS_A_STEP = 4
 

@@ -32,6 +32,7 @@ class Reads:
             trainer=TrainerSection(max_steps=9),
             seed=0,
             more_may_come=True,
+            control=CONTROL,
         )
         self.stop, self.looks = asyncio.Event(), 0
         ready_groups = store.ledger.ready_groups
@@ -47,10 +48,8 @@ class Reads:
     async def step(self, step: int, num_groups: int = 1) -> list[str]:
         self.stop.clear()
         self.looks = 0
-        control = CONTROL.model_copy(update={"groups_per_step": num_groups})
-        found = await self.reader.read_step(
-            step, groups_consumed=step - 1, control=lambda: control, stop=self.stop
-        )
+        self.reader.control = CONTROL.model_copy(update={"groups_per_step": num_groups})
+        found = await self.reader.read_step(step, groups_consumed=step - 1, stop=self.stop)
         return [group.task_id for group in found.groups]
 
 
@@ -95,15 +94,11 @@ async def test_with_wait_a_step_fills_up_behind_a_slow_rollout(
     reads = Reads(store, monkeypatch, staleness_policy="wait", max_staleness=0)
     assert await reads.step(1) == []
     await player.finish(store, last, 1.0)
-    found = await reads.reader.read_step(
-        1,
-        groups_consumed=0,
-        control=lambda: Control(groups_per_step=2, max_staleness=0),
-        stop=asyncio.Event(),
-    )
+    reads.reader.control = Control(groups_per_step=2, max_staleness=0)
+    found = await reads.reader.read_step(1, groups_consumed=0, stop=asyncio.Event())
     assert [group.task_id for group in found.groups] == ["train/0/q0", "train/0/q1"]
     assert dict(found.dropped) == {}
-    assert dict(found.staleness) == {0: 4}
+    assert found.staleness == {0: 4}
 
 
 async def test_records_of_lost_versions_are_not_fresh(
@@ -129,16 +124,12 @@ async def test_records_of_lost_versions_are_not_fresh(
     assert run.lost_versions[0].until is not None
     reads = Reads(store, monkeypatch)
     reads.reader.lost_versions = run.lost_versions
-    found = await reads.reader.read_step(
-        3,
-        groups_consumed=2,
-        control=lambda: Control(groups_per_step=2, max_staleness=1),
-        stop=asyncio.Event(),
-    )
+    reads.reader.control = Control(groups_per_step=2, max_staleness=1)
+    found = await reads.reader.read_step(3, groups_consumed=2, stop=asyncio.Event())
     # Version 1 is an ancestor of the new version 2; the lost version 2 is two steps away from it.
     assert [group.task_id for group in found.usable] == ["train/0/q0", "train/0/q3"]
     assert dict(found.dropped) == {"stale": 4}
-    assert dict(found.staleness) == {1: 2, 0: 2}
+    assert found.staleness == {0: 2, 1: 2}
 
 
 async def test_a_record_is_trained_again_while_it_has_a_training_left(
@@ -148,12 +139,9 @@ async def test_a_record_is_trained_again_while_it_has_a_training_left(
     first, second = [(await play(store, await claim(store), score=n)).id for n in (0.0, 1.0)]
     await store.ledger.reserve("trainer", [first], 1)
     await store.ledger.reserve("trainer", [first, second], 2, max_trained_count=2)
-    found = await Reads(store, monkeypatch, max_trained_count=2).reader.read_step(
-        3,
-        groups_consumed=1,
-        control=lambda: Control(groups_per_step=1, max_staleness=2),
-        stop=asyncio.Event(),
-    )
+    reader = Reads(store, monkeypatch, max_trained_count=2).reader
+    reader.control = Control(groups_per_step=1, max_staleness=2)
+    found = await reader.read_step(3, groups_consumed=1, stop=asyncio.Event())
     assert [turn.record_id for turn in found.groups[0].turns] == [second]
 
 

@@ -33,7 +33,7 @@ from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
 from agentrl.trainer.metrics import measures
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.rl import training_loop as loop
-from agentrl.trainer.rl.run_end import TrainResult
+from agentrl.trainer.rl.run_upkeep import TrainResult
 from agentrl.trainer.rl.training_loop import lead
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
