@@ -16,7 +16,7 @@ PAGE = ROOT / "docs/metrics.md"
 INTRODUCTION = """\
 # Figures in words
 
-<!-- Written by scripts/metrics_page.py from src/agentrl/runtime/telemetry/figure_words.py. -->
+<!-- Written by scripts/metrics_page.py from src/agentrl/runtime/telemetry/figures.yaml. -->
 
 Every figure that a run writes, by the name that the inspector shows, with its unit, its meaning, what is
 healthy, and what to do otherwise. The limits are rules of thumb: compare a run first of all with itself.
