@@ -14,13 +14,11 @@ import os
 import secrets
 import shutil
 import signal
-import struct
 import subprocess
 import time
 from pathlib import Path
 from typing import Any, Self
 
-import bson
 import psutil
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
@@ -67,8 +65,6 @@ _PASSWORD_BYTES = 32
 _PORT_TRIES = 5
 _PORT_IN_USE = 48
 """Exit status of a mongod that could not listen; the port may be free again a moment later."""
-_OP_MSG, _HEADER_BYTES = 2013, 16
-"""Of MongoDB's wire protocol."""
 _AUTHENTICATION_FAILED = 18
 _NOT_YET_INITIALIZED = 94
 _USER_EXISTS = 51003
@@ -218,26 +214,6 @@ class EmbeddedMongo:
     def exit_status(self) -> int | None:
         """Return the exit status of a mongod that exited unexpectedly; None while it runs."""
         return None if self._process is None else self._process.poll()
-
-    async def answers(self, seconds: float) -> bool:
-        """Return whether the mongod answers a ping within this time; a stopped process does not."""
-        body = b"\0\0\0\0\0" + bson.encode({"ping": 1, "$db": "admin"})
-        header = struct.pack("<iiii", _HEADER_BYTES + len(body), 1, 0, _OP_MSG)
-        try:
-            async with asyncio.timeout(seconds):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                try:
-                    writer.write(header + body)
-                    return bool(await reader.read(1))
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError):
-            return False
-
-    def kill(self) -> None:
-        """Kill a mongod that does not answer; `exit_status` then says so."""
-        if self._process is not None:
-            self._process.kill()
 
     def spawn(self) -> None:
         """Start the program, on the same port and data as before if it ran already.

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import re
-import time
 
 from agentrl.errors import StoreError
 from agentrl.runtime.disk_space import full_disk
@@ -20,9 +19,6 @@ from agentrl.store.private_mongod import EmbeddedMongo
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-PROBE_SECONDS = 2.0
-"""How often the mongod is asked whether it answers, and how long it may take."""
-_MAX_UNANSWERED = 5
 _TAIL_LINES = 200
 # `accelerate launch` always exits with status 1, and reports the first rank that failed.
 _FIRST_RANK = re.compile(r"failed \(exitcode: (-?\d+)\)")
@@ -35,41 +31,13 @@ def was_interrupted(child: Child, status: int) -> bool:
     return status < 0 or status == os.EX_TEMPFAIL
 
 
-class _HangWatch:
-    """Kills a mongod that runs and does not answer."""
-
-    def __init__(self, mongo: EmbeddedMongo) -> None:
-        self._mongo = mongo
-        self._asked_at = time.monotonic()
-        self._num_unanswered = 0
-
-    async def check(self) -> None:
-        """Ask the mongod, at most every `PROBE_SECONDS`."""
-        if time.monotonic() - self._asked_at < PROBE_SECONDS:
-            return
-        # Failures are counted, since time also passes while this process itself is suspended.
-        is_well = self._mongo.exit_status() is not None or await self._mongo.answers(PROBE_SECONDS)
-        self._num_unanswered = 0 if is_well else self._num_unanswered + 1
-        self._asked_at = time.monotonic()
-        if self._num_unanswered >= _MAX_UNANSWERED:
-            logger.warning(
-                "mongod (process %d) runs but answered none of %d requests within %g s each; "
-                "killing it",
-                *(self._mongo.pid, self._num_unanswered, PROBE_SECONDS),
-            )
-            self._mongo.kill()
-            self._num_unanswered = 0
-
-
 async def keep_running(mongo: EmbeddedMongo, restarts: Restarts) -> None:
-    """Restart the private mongod, on its port and data, when it exits or hangs; until cancelled.
+    """Restart the private mongod, on its port and data, when it exits; until cancelled.
 
     Call it in the main thread.
     """
-    watch = _HangWatch(mongo)
     while True:
         await asyncio.sleep(_POLL_SECONDS)
-        await watch.check()
         # Check before the disk is completely full: mongod then hangs instead of exiting.
         full = full_disk(mongo.data_dir)
         if full is not None:
