@@ -24,14 +24,6 @@ from starlette.staticfiles import StaticFiles
 from agentrl.datasets.task_stream import retry_dead_letters
 from agentrl.errors import AgentRLError, APIError, ConfigError, StoreError, StoreUnreachable
 from agentrl.inference.request_bodies import read_json_object
-from agentrl.plugins.inspector.behavior_answers import (
-    QuestionKind,
-    distributions,
-    failure_kinds,
-    live_rollouts,
-    questions,
-    run_tabs,
-)
 from agentrl.plugins.inspector.curve_answers import curves
 from agentrl.plugins.inspector.example_run import ExampleTour
 from agentrl.plugins.inspector.forking import (
@@ -46,10 +38,13 @@ from agentrl.plugins.inspector.group_tree import group_tree
 from agentrl.plugins.inspector.reader_access import ReaderAccess
 from agentrl.plugins.inspector.record_answers import record_answer, tokens_answer, whole_text
 from agentrl.plugins.inspector.run_answers import (
+    distributions,
     errors,
     other_times,
     overview,
+    question_commands,
     run_row,
+    run_tabs,
     step_answer,
 )
 from agentrl.plugins.inspector.run_sources import RunSources
@@ -62,6 +57,7 @@ from agentrl.schema import ENDED_RUNS, DispatchedSamplingTask, Split, task_of_re
 from agentrl.schema.base import Value
 from agentrl.schema.image import stored_address
 from agentrl.store import TrajectoryStore
+from agentrl.store.views.behavior import QuestionKind
 from agentrl.store.views.browsing import GroupFilter, Place
 
 PAGES = Path(__file__).parent / "static"
@@ -143,10 +139,10 @@ class InspectorApp:
             ),
             "errors": lambda store, _: errors(store),
             "distributions": lambda store, _: distributions(store),
-            "failures": lambda store, _: failure_kinds(store),
+            "failures": lambda store, _: store.behavior.failure_kinds(),
             "questions": _questions,
             "decisions": lambda store, _: worst_decisions(store),
-            "live": lambda store, _: live_rollouts(store),
+            "live": _live,
             "tabs": lambda store, _: run_tabs(store),
             "search": _search,
             "forks": _forks,
@@ -416,7 +412,12 @@ async def _questions(store: TrajectoryStore, request: Request) -> Any:
     names = AskedQuestions.model_fields
     given = {name: value for name, value in request.query_params.items() if name in names}
     asked = AskedQuestions.model_validate(given)
-    return await questions(store, asked.split, asked.kind, asked.sort)
+    found = await store.behavior.questions(asked.split, asked.kind, asked.sort)
+    return {**found, "commands": question_commands(store.database_name, asked.kind)}
+
+
+async def _live(store: TrajectoryStore, _: Request) -> Any:
+    return {"rollouts": await store.behavior.running()}
 
 
 async def _search(store: TrajectoryStore, request: Request) -> Any:

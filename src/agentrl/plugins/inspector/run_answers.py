@@ -3,7 +3,6 @@
 Input: a store. Output: dictionaries.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +10,11 @@ from typing import Any
 from agentrl.config.secrets import redact
 from agentrl.errors import StoreError
 from agentrl.plugins.inspector.alarms import ALARM_STEPS, find_alarms
+from agentrl.runtime.invocation import typed_command
 from agentrl.schema import Run
 from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.store.views.behavior import QuestionKind, common_text
 from agentrl.store.views.browsing import GroupFilter, GroupRow
 from agentrl.store.views.reports import Failure
 
@@ -154,6 +155,54 @@ async def other_times(store: TrajectoryStore, run: Run, task_id: str) -> list[Gr
     return [row for row in found if any(rollout.score is not None for rollout in row.tries)]
 
 
+async def distributions(store: TrajectoryStore) -> dict[str, Any]:
+    """Return sizes and outcomes of rollouts at some steps of the run."""
+    consumer = consumer_of(await run_of(store))
+    return await store.behavior.distributions(consumer, await _last_step(store, consumer))
+
+
+async def run_tabs(store: TrajectoryStore) -> dict[str, Any]:
+    """Return what the run has pages for."""
+    return {
+        "last_step": await _last_step(store, consumer_of(await run_of(store))),
+        "has_evaluations": await store.behavior.has_evaluations(),
+        "is_running": bool(await store.behavior.running(1)),
+        "has_forks": bool(await store.forks.newest(1)),
+    }
+
+
+async def _last_step(store: TrajectoryStore, consumer: str) -> int:
+    last = await store.figures.last_steps(consumer, 1)
+    return last[0]["step"] if last else 0
+
+
+def question_commands(run_name: str, kind: QuestionKind) -> list[list[str]]:
+    """Return what to do with questions that teach nothing: sentence and command."""
+    option = ("--run_name", run_name)
+    add = typed_command("tasks", "add", "--train_file", "QUESTIONS.jsonl", *option)
+    if kind == "nobody":
+        return [
+            [
+                "Read what the model answers: a scorer or an answer format may be at fault.",
+                typed_command("inspect", "records", "--score", "<=0", *option),
+            ],
+            ["Add easier questions of the same kind, which are solved sometimes.", add],
+            [
+                "Ask questions again whose rollouts failed for reasons of the machines.",
+                typed_command("tasks", "retry", *option),
+            ],
+        ]
+    if kind == "everybody":
+        return [
+            ["Add harder questions: these have equal scores and no gradient.", add],
+            [
+                "See what is left to ask before you leave these out of --train_file.",
+                typed_command("tasks", "stats", *option),
+            ],
+        ]
+    return []
+
+
 async def errors(store: TrajectoryStore) -> dict[str, Any]:
     """Return the errors of a run, grouped by their common text."""
     found = await store.reports.failures(_ERRORS_READ)
@@ -178,11 +227,6 @@ async def errors(store: TrajectoryStore) -> dict[str, Any]:
 
 def _reason(failure: Failure) -> str:
     return failure.error or failure.last_error or "no reason recorded"
-
-
-def common_text(text: str) -> str:
-    """Return an error without numbers and ids, so that its occurrences have equal texts."""
-    return re.sub(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+", "#", text)[:300]
 
 
 def consumer_of(run: Run) -> str:

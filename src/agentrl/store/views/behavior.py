@@ -1,24 +1,25 @@
-"""What rollouts did, for readers: by step, by question, by kind of failure, and at this moment.
+"""What rollouts did, as pages show it: by step, by question, by kind of failure, and at this moment.
 
-Every result is bounded, whatever the run's size: lengths come from some steps and some of their
-rollouts, questions and failures from the newest part of the stream.
+Every answer is bounded, whatever the run's size, and says what it was computed from: lengths come
+from some steps and some of their rollouts, questions and failures from the newest part of the stream.
 """
 
+import math
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Any
+from operator import itemgetter
+from statistics import median
+from typing import Any, Literal
 
-from pydantic import Field
-
-from agentrl.schema import Outcome, RecordStatus, Split
-from agentrl.schema.base import Value
+from agentrl.schema import Split
 from agentrl.store.database import Repository, operation
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import shown
 from agentrl.store.views.browsing import MAX_MILLISECONDS
 
+STEPS_SHOWN = 40
 ROLLOUTS_A_STEP = 48
 """Rollouts of a step whose lengths are shown."""
 TOOL_ROLLOUTS_A_STEP = 12
@@ -31,92 +32,32 @@ TIMED_TURNS = 4000
 """Turns of them whose tools are timed."""
 QUESTION_KEYS = 60_000
 """Rollouts that the means of questions are computed from."""
+QUESTIONS_SHOWN = 200
 RUNNING_SHOWN = 100
 EXCERPT_CHARS = 400
+_QUESTION_CHARS = 300
+_MAX_TIMES = 40
+_IDS_SHOWN = 2000
+_SIZES = ("score", "outcome", "num_turns", "num_output_tokens", "num_tool_calls")
+_TASK_ID = re.compile(r"[^/]+/(?P<time>\d{1,9})/(?P<question>.+?)(~\d+)?", re.DOTALL)
 
-
-class RolloutFacts(Value):
-    """The size of one rollout, and how it ended."""
-
-    record_id: str
-    step: int
-    """Optimizer step that consumed it."""
-    score: float | None = None
-    outcome: Outcome | None = None
-    num_turns: int = 0
-    num_output_tokens: int = 0
-    num_tool_calls: int = 0
-    num_tool_errors: int | None = None
-    """None where tool results were not read."""
-
-
-class OutcomeCount(Value):
-    """A kind of failure: how a rollout ended without being right."""
-
-    kind: str
-    """An outcome, `wrong answer`, or `failed` without an outcome."""
-    num: int
-    task_id: str
-    """A group with such a rollout."""
-    record_id: str | None = None
-    reply: str = ""
-    """The end of what its model said last."""
-
-
-class ToolFailure(Value):
-    """A result that a tool reported as an error."""
-
-    record_id: str
-    turn: int
-    tool: str
-    text: str
-
-
-class ToolCallTime(Value):
-    """How long a tool took to answer a call."""
-
-    record_id: str
-    turn: int
-    tool: str
-    seconds: float
-    is_error: bool
-
-
-class QuestionTime(Value):
-    """A question at one time: an epoch, or the version that an evaluation asked."""
-
-    task_id: str
-    mean: float
-    low: float
-    high: float
-    num: int
-
-
-class LatestReply(Value):
-    """What a rollout in progress said last."""
-
-    record_id: str
-    attempt: int
-    status: RecordStatus
-    num_turns: int
-    started_at: datetime | None = None
-    last_turn_at: datetime | None = None
-    said: str = ""
-    """The start of its model's last reply."""
-    calls: tuple[str, ...] = Field(default=())
-    """Tools that this reply called."""
+QuestionKind = Literal["all", "nobody", "everybody", "some"]
 
 
 class BehaviorRepository(Repository):
     """Reads bounded samples of what rollouts did."""
 
     @operation("read the rollouts of steps")
-    async def of_steps(self, consumer: str, steps: Sequence[int]) -> list[RolloutFacts]:
-        """Return the sizes of some rollouts of each step, chosen without regard to their length."""
+    async def distributions(self, consumer: str, last_step: int) -> Document:
+        """Return sizes and outcomes of rollouts at some steps of the run, as columns.
+
+        The rollouts of a step are chosen without regard to their length.
+        """
+        steps = _spaced(last_step)
         entry = f"ledger.{consumer}"
         wanted = {
             f"{entry}.status": {"$in": ["trained", "dropped"]},
-            f"{entry}.step": {"$in": [*steps]},
+            f"{entry}.step": {"$in": steps},
         }
         by_step: defaultdict[int, list[str]] = defaultdict(list)
         found = self._db.record_data.find(wanted, {f"{entry}.step": 1})
@@ -128,32 +69,52 @@ class BehaviorRepository(Repository):
         read = [own for ids in drawn.values() for own in ids[:TOOL_ROLLOUTS_A_STEP]]
         tool_errors = dict.fromkeys(read, 0)
         for failure in await self._tool_failures(read, len(read) * 100):
-            tool_errors[failure.record_id] += 1
-        facts = [
-            RolloutFacts(
-                record_id=one["_id"],
-                step=step_of[one["_id"]],
-                score=one.get("score"),
-                outcome=one.get("outcome"),
-                num_turns=one["num_turns"],
-                num_output_tokens=one["num_output_tokens"],
-                num_tool_calls=one["num_tool_calls"],
-                num_tool_errors=tool_errors.get(one["_id"]),
-            )
-            async for one in self._db.records.find(
-                {"_id": {"$in": [*step_of]}},
-                {
-                    **shown("outcome", "num_output_tokens", "num_tool_calls"),
-                    "score": "$score.value",
-                    "num_turns": {"$size": "$turns"},
-                },
-            )
-        ]
-        return sorted(facts, key=lambda one: (one.step, one.record_id))
+            tool_errors[failure["record_id"]] += 1
+        columns = {
+            **shown("outcome", "num_output_tokens", "num_tool_calls"),
+            "score": "$score.value",
+            "num_turns": {"$size": "$turns"},
+        }
+        records = await self._db.records.find({"_id": {"$in": [*step_of]}}, columns).to_list()
+        records.sort(key=lambda one: (step_of[one["_id"]], one["_id"]))
+        return {
+            "steps": steps,
+            "rollouts_a_step": ROLLOUTS_A_STEP,
+            "tool_rollouts_a_step": TOOL_ROLLOUTS_A_STEP,
+            "columns": {
+                "record_id": [one["_id"] for one in records],
+                "step": [step_of[one["_id"]] for one in records],
+                **{name: [one.get(name) for one in records] for name in _SIZES},
+                # None where tool results were not read.
+                "num_tool_errors": [tool_errors.get(one["_id"]) for one in records],
+            },
+        }
 
     @operation("count the kinds of failures")
-    async def outcomes(self) -> tuple[int, list[OutcomeCount]]:
-        """Return the number of rollouts of the newest groups, and their failures by kind."""
+    async def failure_kinds(self) -> Document:
+        """Return the failures of the newest rollouts by kind, each with an example."""
+        num_rollouts, kinds = await self._outcomes()
+        num_copied = await self._newest_rollouts()
+        by_text: defaultdict[tuple[str, str], list[Document]] = defaultdict(list)
+        for failure in await self._tool_failures([*num_copied], TOOL_ROLLOUTS):
+            # Branches have copies of turns.
+            if failure["turn"] >= num_copied[failure["record_id"]]:
+                by_text[failure["tool"], common_text(failure["text"])].append(failure)
+        ordered = sorted(by_text.values(), key=len, reverse=True)
+        return {
+            "num_groups": FAILURE_GROUPS,
+            "num_rollouts": num_rollouts,
+            "kinds": kinds,
+            "num_tool_rollouts": TOOL_ROLLOUTS,
+            "times": _tool_times(await self._tool_calls(num_copied)),
+            "tools": [{"num": len(found), **found[-1]} for found in ordered],
+        }
+
+    async def _outcomes(self) -> tuple[int, list[Document]]:
+        """Return the number of rollouts of the newest groups, and their failures by kind.
+
+        A kind is an outcome, `wrong answer`, or `failed` without an outcome.
+        """
         run = await self._db.runs.find_one({}, {"admitted_groups": 1})
         newest = run["admitted_groups"] if run else 0
         is_wrong = {
@@ -171,52 +132,48 @@ class BehaviorRepository(Repository):
                 {"$sort": {"num": -1}},
             ],
         )
-        counts = [
-            await self._with_example(OutcomeCount(kind=one.pop("_id"), **one))
+        kinds = [
+            {
+                "kind": one["_id"],
+                "num": one["num"],
+                "task_id": one["task_id"],
+                **await self._example(one["_id"], one["task_id"]),
+            }
             for one in found
             if one["_id"] != "right"
         ]
-        return sum(one["num"] for one in found), counts
+        return sum(one["num"] for one in found), kinds
 
-    async def _with_example(self, count: OutcomeCount) -> OutcomeCount:
-        """Return a kind with one of its rollouts, and what its model said last."""
-        wanted: Document = {"task_id": count.task_id}
-        if count.kind == "wrong answer":
+    async def _example(self, kind: str, task_id: str) -> Document:
+        """Return a rollout of a kind, and the end of what its model said last."""
+        wanted: Document = {"task_id": task_id}
+        if kind == "wrong answer":
             wanted |= {"outcome": "answered", "score.value": {"$lte": 0}}
         else:
-            wanted |= {"outcome": None if count.kind == "failed" else count.kind}
+            wanted |= {"outcome": None if kind == "failed" else kind}
         record = await self._db.records.find_one(wanted, {"turns": {"$slice": -1}})
         if record is None:
-            return count
+            return {"record_id": None, "reply": ""}
         last = await self._db.turns.find_one(
             {"_id": {"$in": record.get("turns", [])}}, {"output_text": 1}
         )
         reply = "" if last is None else str(last["output_text"])[-EXCERPT_CHARS:]
-        return count.model_copy(update={"record_id": record["_id"], "reply": reply})
+        return {"record_id": record["_id"], "reply": reply}
 
-    @operation("read tool errors")
-    async def tool_failures(self) -> list[ToolFailure]:
-        """Return what tools reported as errors in the newest rollouts; not the copies in branches."""
-        num_copied = await self._newest_rollouts()
-        found = await self._tool_failures([*num_copied], TOOL_ROLLOUTS)
-        return [failure for failure in found if failure.turn >= num_copied[failure.record_id]]
-
-    @operation("read how long tools took")
-    async def tool_call_times(self) -> list[ToolCallTime]:
-        """Return the calls of the newest rollouts that a tool answered; not the copies in branches."""
-        num_copied = await self._newest_rollouts()
+    async def _tool_calls(self, num_copied: dict[str, int]) -> list[Document]:
+        """Return the calls of rollouts that a tool answered; not the copies in branches."""
         of_tools = ("tool_results.name", "tool_results.seconds", "tool_results.is_error")
         found = self._db.turns.find(
             {"record_id": {"$in": [*num_copied]}}, shown("record_id", "index", *of_tools)
         )
         return [
-            ToolCallTime(
-                record_id=turn["record_id"],
-                turn=turn["index"],
-                tool=result["name"],
-                seconds=result.get("seconds", 0.0),
-                is_error=result.get("is_error", False),
-            )
+            {
+                "record_id": turn["record_id"],
+                "turn": turn["index"],
+                "tool": result["name"],
+                "seconds": result.get("seconds", 0.0),
+                "is_error": result.get("is_error", False),
+            }
             async for turn in found.limit(TIMED_TURNS)
             if turn["index"] >= num_copied[turn["record_id"]]
             for result in turn["tool_results"]
@@ -230,11 +187,11 @@ class BehaviorRepository(Repository):
             async for one in newest.sort([("split", -1), ("order", -1)]).limit(TOOL_ROLLOUTS)
         }
 
-    async def _tool_failures(self, record_ids: Sequence[str], limit: int) -> list[ToolFailure]:
+    async def _tool_failures(self, record_ids: Sequence[str], limit: int) -> list[Document]:
         """Return what tools reported as errors; a call that could not be read is among them."""
         wrong: Document = {"$filter": {"input": "$tool_results", "cond": "$$this.is_error"}}
         text = {"$substrCP": ["$$this.content", 0, EXCERPT_CHARS]}
-        results = {"$map": {"input": wrong, "in": {"name": "$$this.name", "text": text}}}
+        results = {"$map": {"input": wrong, "in": {"tool": "$$this.name", "text": text}}}
         match = {"record_id": {"$in": [*record_ids]}, "tool_results.is_error": True}
         found = await self._db.aggregate(
             self._db.turns,
@@ -245,19 +202,54 @@ class BehaviorRepository(Repository):
             ],
         )
         return [
-            ToolFailure(
-                record_id=one["record_id"], turn=one["index"], tool=each["name"], text=each["text"]
-            )
+            {"record_id": one["record_id"], "turn": one["index"], **each}
             for one in found
             for each in one["results"]
         ]
 
     @operation("read the means of questions")
-    async def question_times(self, split: Split) -> tuple[list[QuestionTime], bool]:
-        """Return the mean score of each question at each time, and whether older ones are left out.
+    async def questions(self, split: Split, kind: QuestionKind, sort: str) -> Document:
+        """Return the mean score of questions by time, and how many nobody or everybody solves.
 
-        Training shows the newest groups; of evaluations, the first questions are shown completely.
+        A time is an epoch, or the version that an evaluation asked. Training shows the newest
+        groups; of evaluations, the first questions are shown completely.
         """
+        found = await self._question_means(split)
+        by_question: defaultdict[str, dict[int, Document]] = defaultdict(dict)
+        for one in found:
+            time, question = _time_and_question(one["task_id"])
+            by_question[question][time] = one
+        kinds = {question: _kind_of([*times.values()]) for question, times in by_question.items()}
+        chosen = [question for question in by_question if kind in ("all", kinds[question])]
+        chosen.sort(key=lambda question: (_sort_key(by_question[question], sort), question))
+        rows = chosen[:QUESTIONS_SHOWN]
+        newest = {question: by_question[question][max(by_question[question])] for question in rows}
+        texts = await self.question_texts([one["task_id"] for one in newest.values()])
+        times = sorted({time for question in rows for time in by_question[question]})[-_MAX_TIMES:]
+        return {
+            "is_cut": sum(one["num"] for one in found) >= QUESTION_KEYS,
+            "num": len(by_question),
+            "num_chosen": len(chosen),
+            "counts": {
+                name: [*kinds.values()].count(name) for name in ("nobody", "everybody", "some")
+            },
+            "times": times,
+            "rows": [
+                {
+                    "question": question,
+                    "text": texts.get(newest[question]["task_id"], "")[:_QUESTION_CHARS],
+                    "kind": kinds[question],
+                    "change": _change(by_question[question]),
+                    "times": {
+                        time: one for time, one in by_question[question].items() if time in times
+                    },
+                }
+                for question in rows
+            ],
+            "ids": chosen[:_IDS_SHOWN] if kind != "all" else [],
+        }
+
+    async def _question_means(self, split: Split) -> list[Document]:
         sign = -1 if split == "train" else 1
         keys = {"_id": 0, **shown("task_id", "score.value")}
         means = {"mean": {"$avg": "$score.value"}, "num": {"$sum": 1}}
@@ -274,8 +266,7 @@ class BehaviorRepository(Repository):
                 {"$group": {"_id": "$task_id", **means, **ends}},
             ],
         )
-        times = [QuestionTime(task_id=one.pop("_id"), **one) for one in found]
-        return times, sum(one.num for one in times) >= QUESTION_KEYS
+        return [{"task_id": one.pop("_id"), **one} for one in found]
 
     @operation("read the texts of questions")
     async def question_texts(self, task_ids: Sequence[str]) -> dict[str, str]:
@@ -284,8 +275,8 @@ class BehaviorRepository(Repository):
         return {one["_id"]: one.get("query") or one.get("description", "") async for one in found}
 
     @operation("read running rollouts")
-    async def running(self, limit: int = RUNNING_SHOWN) -> list[LatestReply]:
-        """Return rollouts in progress, those with the latest start first."""
+    async def running(self, limit: int = RUNNING_SHOWN) -> list[Document]:
+        """Return rollouts in progress and what they said last, the latest start first."""
         columns = {
             **shown("attempt", "status", "started_at"),
             "num_turns": {"$size": "$turns"},
@@ -305,16 +296,15 @@ class BehaviorRepository(Repository):
         for one in found:
             turn = turns.get(one.pop("last", ""), {})
             rollouts.append(
-                LatestReply(
-                    record_id=one.pop("_id"),
-                    last_turn_at=turn.get("finished_at"),
-                    said=turn.get("said", ""),
-                    calls=turn.get("calls", ()),
+                {
+                    "record_id": one.pop("_id"),
                     **one,
-                )
+                    "last_turn_at": turn.get("finished_at"),
+                    "said": turn.get("said", ""),
+                    "calls": turn.get("calls", []),
+                }
             )
-        rollouts.sort(key=lambda one: str(one.started_at), reverse=True)
-        return rollouts
+        return sorted(rollouts, key=lambda one: str(one["started_at"]), reverse=True)
 
     @operation("look for evaluations")
     async def has_evaluations(self) -> bool:
@@ -329,5 +319,62 @@ class BehaviorRepository(Repository):
         return found
 
 
+def common_text(text: str) -> str:
+    """Return an error without numbers and ids, so that its occurrences have equal texts."""
+    return re.sub(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+", "#", text)[:300]
+
+
 def _shuffled(record_id: str) -> int:
     return zlib.crc32(record_id.encode())
+
+
+def _spaced(last: int) -> list[int]:
+    """Return steps at equal distances, the first and the last among them."""
+    if last <= STEPS_SHOWN:
+        return [*range(1, last + 1)]
+    return sorted({1 + round(at * (last - 1) / (STEPS_SHOWN - 1)) for at in range(STEPS_SHOWN)})
+
+
+def _tool_times(calls: Sequence[Document]) -> list[Document]:
+    """Return the times of each tool, the tool with the most time in total first."""
+    by_tool: defaultdict[str, list[Document]] = defaultdict(list)
+    for call in sorted(calls, key=itemgetter("seconds")):
+        by_tool[call["tool"]].append(call)
+    found = []
+    for tool, of_tool in by_tool.items():
+        times = [call["seconds"] for call in of_tool]
+        found.append(
+            {
+                "tool": tool,
+                "num": len(times),
+                "num_errors": sum(call["is_error"] for call in of_tool),
+                "median": median(times),
+                "p95": times[math.ceil(0.95 * len(times)) - 1],
+                "total": sum(times),
+                "slowest": of_tool[-1],
+            }
+        )
+    return sorted(found, key=itemgetter("total"), reverse=True)
+
+
+def _time_and_question(task_id: str) -> tuple[int, str]:
+    """Return the epoch or version and the question, whose retries count as the question itself."""
+    found = _TASK_ID.fullmatch(task_id)
+    return (int(found["time"]), found["question"]) if found else (0, task_id)
+
+
+def _kind_of(times: Sequence[Document]) -> QuestionKind:
+    if max(one["high"] for one in times) <= 0:
+        return "nobody"
+    return "everybody" if min(one["low"] for one in times) >= 1 else "some"
+
+
+def _change(times: dict[int, Document]) -> float:
+    change: float = times[max(times)]["mean"] - times[min(times)]["mean"]
+    return change
+
+
+def _sort_key(times: dict[int, Document], sort: str) -> float:
+    newest: float = times[max(times)]["mean"]
+    keys = {"lost": _change(times), "gained": -_change(times), "high": -newest}
+    return keys.get(sort, newest)
