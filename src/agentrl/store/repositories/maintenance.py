@@ -134,11 +134,6 @@ class MaintenanceRepository(Repository):
             await self._release_space()
         return plan.model_copy(update={"unreferenced_blobs": num_blobs})
 
-    async def _are_blobs_named(self) -> bool:
-        if not await self._blobs.are_named() and not await self._is_active():
-            await self._blobs.name_all()
-        return await self._blobs.are_named()
-
     async def _is_active(self) -> bool:
         forks = self._db.of_forks()
         return bool(await live_processes(self._db) or await live_processes(forks))
@@ -148,7 +143,7 @@ class MaintenanceRepository(Repository):
         superseded, rejected, size = await self._unneeded_turns()
         turns = [*superseded, *rejected]
         unused: dict[str, int] = {}
-        if await self._are_blobs_named():
+        if await self._blobs.are_named():
             unused = await self._blobs.all_unreferenced(but_for=set(turns))
         plan = CompactPlan(
             superseded_turns=len(superseded),

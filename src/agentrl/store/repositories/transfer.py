@@ -274,8 +274,7 @@ class TransferRepository(Repository):
             if name in manifest.files:
                 await self._insert_file(name, folder / manifest.files[name].name, now)
         policies = [one["_id"] async for one in self._db.policies.find({}, {"_id": 1})]
-        own = {"imported_policies": policies, "turns_name_blobs": True}
-        marked = await self._db.runs.update_one({}, {"$set": own})
+        marked = await self._db.runs.update_one({}, {"$set": {"imported_policies": policies}})
         if marked.matched_count == 0:
             raise ConfigError(f"{folder} holds no run")
 
@@ -283,8 +282,6 @@ class TransferRepository(Repository):
         for batch in _batches(read_documents(path)):
             if name == "runs":
                 batch = [{**one, "_id": self._db.name} for one in batch]
-            if name.removeprefix(FORKS_PREFIX) == "turns":
-                batch = [_with_blobs_named(one) for one in batch]
             for document in batch:
                 _check_document(name, document)
                 _end_leases(document, now)
@@ -301,12 +298,6 @@ class TransferRepository(Repository):
                 await self._db.handle.drop_collection(name)
             elif name in COLLECTIONS:
                 await self._db[name].delete_many({})
-
-
-def _with_blobs_named(turn: Document) -> Document:
-    """Return a stored turn with the list of its blobs, which earlier releases did not write."""
-    keys = sorted(set(_blob_keys(turn)))
-    return turn if "blobs" in turn or not keys else {**turn, "blobs": keys}
 
 
 def _check_document(name: str, document: Document) -> None:

@@ -15,7 +15,6 @@ from agentrl.schema.image import stored_address
 from agentrl.store.database import FORKS_PREFIX, Repository
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import after
-from agentrl.store.documents.packed_turns import with_blob_keys
 from agentrl.store.repositories.blobs import TRUSTED_SECONDS
 
 GRACE = timedelta(seconds=6 * TRUSTED_SECONDS)
@@ -103,15 +102,6 @@ class UnusedBlobs(Repository):
         return unused | {key: page[key] for key in await self.unreferenced(page, but_for=but_for)}
 
     async def are_named(self) -> bool:
-        """Return whether all turns list their blobs; those of earlier releases do not."""
+        """Return whether all turns list their blobs; those of runs before 0.2.0 do not."""
         run = await self._db.runs.find_one({}, {"turns_name_blobs": 1})
         return run is None or bool(run.get("turns_name_blobs"))
-
-    async def name_all(self) -> None:
-        """Add the list to the turns of an earlier release; no process may work on the run."""
-        for collection in (self._db.turns, self._db[f"{FORKS_PREFIX}turns"]):
-            async for turn in collection.find({"blobs": {"$exists": False}}):
-                keys = with_blob_keys(turn).get("blobs")
-                if keys:
-                    await collection.update_one({"_id": turn["_id"]}, {"$set": {"blobs": keys}})
-        await self._db.runs.update_one({}, {"$set": {"turns_name_blobs": True}})
