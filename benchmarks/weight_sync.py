@@ -50,7 +50,8 @@ from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, RankAssignment, Rendezvous, in_buckets, join_group
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import PolicyPublisher, PublishReport
-from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
+from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
+from agentrl.inference.weight_sync.memory_delivery import SendWeights
 from agentrl.inference.wire import GenerateRequest
 from agentrl.models.checkpoint_export import save_hf
 from agentrl.models.policy import PolicyModel

@@ -1,7 +1,6 @@
 """Weight publishing: from the trainer to every inference server, on disk or by broadcast."""
 
 from agentrl.inference.weight_sync.publisher import (
-    PolicyFiles,
     PolicyPublisher,
     PublishReport,
     WriteFiles,
@@ -11,7 +10,6 @@ from agentrl.inference.weight_sync.version_files import AdapterNames
 
 __all__ = [
     "AdapterNames",
-    "PolicyFiles",
     "PolicyPublisher",
     "PublishReport",
     "WriteFiles",

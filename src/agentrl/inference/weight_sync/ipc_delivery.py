@@ -13,7 +13,6 @@ import asyncio
 import base64
 import io
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from multiprocessing.reduction import ForkingPickler
@@ -26,18 +25,13 @@ from agentrl.config.sections import PublishSection
 from agentrl.distributed.broadcast import Bucket
 from agentrl.errors import InferenceError
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.inference.weight_sync.broadcast_delivery import (
-    BroadcastRound,
-    SendWeights,
-    gathered_buckets,
-    in_checkpoint,
-)
 from agentrl.inference.weight_sync.delivery import DiskDelivery, OnOutcome
-from agentrl.inference.weight_sync.server_operations import (
-    abort_paused,
-    close_broadcast,
-    open_broadcast,
+from agentrl.inference.weight_sync.memory_delivery import (
+    DeliveryRound,
+    MemoryDelivery,
+    SendWeights,
 )
+from agentrl.inference.weight_sync.server_operations import close_broadcast
 from agentrl.schema import Policy
 
 logger = logging.getLogger(__name__)
@@ -46,17 +40,16 @@ _DEVICE = 6
 """Place of the device among the arguments of torch's `rebuild_cuda_tensor`."""
 
 
-class IpcDelivery:
+class IpcDelivery(MemoryDelivery):
     """Servers on the trainer's GPU copy the weights from the trainer's memory."""
 
     def __init__(self, publish: PublishSection, send: SendWeights) -> None:
         """Prepare without sending anything."""
-        self._publish = publish
-        self._send = send
+        super().__init__(publish, send)
         self._refusal: str | None = None
 
     @property
-    def needs_files(self) -> bool:
+    def needs_files(self) -> bool:  # type: ignore[override]
         """False until a server could not take handles."""
         return self._refusal is not None
 
@@ -64,38 +57,23 @@ class IpcDelivery:
         self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome
     ) -> None:
         """See `Delivery.deliver`."""
-        if self.needs_files:
-            await DiskDelivery(self._publish).deliver(policy, servers, on_outcome)
-            return
-        started = time.monotonic()
-        round_ = BroadcastRound(dict(servers), started + self._publish.publish_timeout_seconds)
-        paused_at: dict[str, float] = {}
+        by_files = DiskDelivery(self._publish)
+        deliver = by_files.deliver if self.needs_files else super().deliver
+        await deliver(policy, servers, on_outcome)
 
-        async def open_one(name: str, client: SGLangClient) -> None:
-            paused_at[name] = time.monotonic()
-            await open_broadcast(client, self._publish.publish_mode)
-
-        await round_.each(open_one)
-        bucket_bytes = self._publish.weight_sync_bucket_mb << 20
-        gathering = gathered_buckets(self._send, bucket_bytes, on_cpu=False)
-        async with aclosing(gathering) as buckets:
+    async def _run_round(self, round_: DeliveryRound) -> bool:
+        await self._open(round_)
+        async with aclosing(self._buckets(round_)) as buckets:
             async for bucket in buckets:
-                await self._install(policy, in_checkpoint(bucket), round_)
+                with self._phase("install"):
+                    await self._install(bucket, round_)
                 if not round_.servers:
                     break
-        await round_.each(lambda _, client: close_broadcast(client))
-        ended = time.monotonic()
-        for name in round_.servers:
-            await on_outcome(name, ended - paused_at[name])
-        for name, error in round_.lost.items():
-            await on_outcome(name, error)
-            await abort_paused(servers[name])
-        count = len(round_.servers)
-        logger.info(
-            "version %d: %d servers copied it in %.3f s", policy.version, count, ended - started
-        )
+        with self._phase("close"):
+            await round_.each(lambda _, client: close_broadcast(client))
+        return True
 
-    async def _install(self, policy: Policy, bucket: Bucket, round_: BroadcastRound) -> None:
+    async def _install(self, bucket: Bucket, round_: DeliveryRound) -> None:
         """Have the servers of a round copy one bucket, which lives until they have done so."""
         try:
             handles = await asyncio.to_thread(serialized_handles, bucket)
@@ -104,14 +82,11 @@ class IpcDelivery:
             for name in list(round_.servers):
                 round_.drop(name, InferenceError(str(self._refusal)))
             return
+        labels = self._labels(round_.policy, bucket)
 
         async def install(name: str, client: SGLangClient) -> None:
             try:
-                await client.update_weights_from_tensor(
-                    [handles],
-                    weight_version=str(policy.version) if bucket.is_last else None,
-                    flush_cache=bucket.is_last and self._publish.publish_mode != "in_place",
-                )
+                await client.update_weights_from_tensor([handles], **labels)
             except InferenceError as error:
                 # A server that dies of a handle would die of the next version's, too.
                 self._refuse(str(error))

@@ -7,6 +7,7 @@ trained on. The `Delivery` decides how the weights travel.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class PolicyPublisher:
         inference: InferenceSection,
         delivery: Delivery | None = None,
         adapters: AdapterNames | None = None,
+        serves: bool = True,
     ) -> None:
         """Remove leftovers of an interrupted writer below `root`; nothing is published yet.
 
@@ -70,6 +72,7 @@ class PolicyPublisher:
             inference: keys of the servers.
             delivery: how weights reach the servers; through files by default.
             adapters: names the versions of a run that trains an adapter (LoRA); None for whole models.
+            serves: False for a trainer whose versions are files only, which no server hears of.
         """
         self._store = store
         self._root = root.absolute()
@@ -77,6 +80,7 @@ class PolicyPublisher:
         self._inference = inference
         self._delivery = delivery or DiskDelivery(publish)
         self._adapters = adapters
+        self._serves = serves
         self._finishing: asyncio.Task[None] | None = None
         clear_leftovers(self._root)
 
@@ -87,7 +91,7 @@ class PolicyPublisher:
     @property
     def needs_files(self) -> bool:
         """Whether a version must be written before it is announced."""
-        return self._delivery.needs_files
+        return self._delivery.needs_files or not self._serves
 
     async def announce(self, version: int, write: WriteFiles | None = None) -> PublishReport:
         """Publish a version in the store, then to all servers that are not down, concurrently.
@@ -104,6 +108,9 @@ class PolicyPublisher:
         """
         directory = self.directory(version)
         await self.settle()
+        if not self._serves:
+            await self._remove_old(in_use=set())
+            return PublishReport(version)
         policy = Policy(
             version=version,
             path=str(directory),
@@ -138,7 +145,9 @@ class PolicyPublisher:
             await self._store.policies.mark_written(policy.version, weight_bytes(directory))
         digest = await asyncio.to_thread(checksum, directory)
         await self._store.policies.set_checksum(policy.version, digest)
-        await self._remove_old()
+        services = await self._store.services.all()
+        served = {service.policy_version for service in services if service.status != "down"}
+        await self._remove_old(served | await self._store.policies.held_versions())
 
     async def _deliver(self, policy: Policy) -> PublishReport:
         """Deliver a version to every server that is awake, and wake those that are asleep."""
@@ -153,10 +162,7 @@ class PolicyPublisher:
         async def on_outcome(name: str, outcome: float | InferenceError) -> None:
             outcomes[name] = outcome
             if isinstance(outcome, InferenceError):
-                logger.warning(
-                    "server %s is taken out of service: %s", services[name].base_url, outcome
-                )
-                await self._store.services.set_status(name, status="down", error=str(outcome))
+                await self._take_out(services[name], outcome)
             else:
                 await self._store.services.set_status(
                     name, status="up", policy_version=policy.version, adapter=policy.adapter
@@ -205,44 +211,38 @@ class PolicyPublisher:
                     timeout_seconds=self._publish.publish_timeout_seconds,
                 )
         except InferenceError as error:
-            logger.warning("server %s is taken out of service: %s", service.base_url, error)
-            await self._store.services.set_status(service.id, status="down", error=str(error))
+            await self._take_out(service, error)
+
+    async def _take_out(self, service: InferenceService, error: InferenceError) -> None:
+        logger.warning("server %s is taken out of service: %s", service.base_url, error)
+        await self._store.services.set_status(service.id, status="down", error=str(error))
 
     async def _registered(self) -> list[InferenceService]:
         """Return the servers that may receive the control key."""
         key = self._inference.inference_admin_key or self._inference.inference_api_key
         return with_control_key(await self._store.services.all(), key)
 
-    async def _remove_old(self) -> None:
-        services = await self._store.services.all()
-        served = {service.policy_version for service in services if service.status != "down"}
-        in_use = served | await self._store.policies.held_versions()
+    async def _remove_old(self, in_use: set[int]) -> None:
         await asyncio.to_thread(
             remove_old_versions, self._root, keep=self._publish.keep_policies, in_use=in_use
         )
 
 
-class PolicyFiles:
-    """Replaces a publisher if a trainer writes versions but serves none of them."""
+async def latest_files(store: TrajectoryStore, seconds: float) -> Policy | None:
+    """Return the latest version once its files are written, for a server that was not reached.
 
-    def __init__(self, root: Path, *, keep: int) -> None:
-        self._root = root.absolute()
-        self._keep = keep
-        clear_leftovers(self._root)
-
-    def directory(self, version: int) -> Path:
-        """Return the directory of a version, written or not."""
-        return version_dir(self._root, version)
-
-    @property
-    def needs_files(self) -> bool:
-        """Always true: the files are all that a version consists of."""
-        return True
-
-    async def announce(self, version: int, write: WriteFiles | None = None) -> PublishReport:
-        """Remove old versions without notifying any server."""
-        await asyncio.to_thread(remove_old_versions, self._root, keep=self._keep, in_use=set())
-        return PublishReport(version=version)
-
-    async def settle(self) -> None:
-        """Return at once: `announce` left nothing to finish."""
+    Args:
+        store: where versions are announced.
+        seconds: timeout of the wait, and how long the files are kept.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        policy = await store.policies.hold_latest(seconds)
+        if policy is None or policy.is_written:
+            return policy
+        if time.monotonic() > deadline:
+            raise InferenceError(
+                f"version {policy.version} was not written within {seconds:g} s; the trainer "
+                "publishes it again when it is back"
+            )
+        await asyncio.sleep(0.1)

@@ -23,7 +23,7 @@ import torch
 from agentrl.config.sections import RootConfig
 from agentrl.config.shared_gpus import note_shortage, trainer_fraction
 from agentrl.errors import TrainingError
-from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
+from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
 from agentrl.inference.weight_sync.delivery import Delivery
 from agentrl.inference.weight_sync.ipc_delivery import IpcDelivery
@@ -78,7 +78,7 @@ class RunVersions:
 
     async def acquire_device(self, seconds: Seconds) -> None:
         """Take the devices of colocated servers, unless this trainer has them."""
-        if self._has_device or not isinstance(self._publisher, PolicyPublisher):
+        if self._has_device:
             return
         with self._history.timed("acquire_device", seconds):
             # Recorded first: otherwise, a supervisor could start a server while the others go to sleep.
@@ -151,11 +151,8 @@ class RunVersions:
 
 def _publisher_of(
     store: TrajectoryStore, config: RootConfig, group: WorkerGroup
-) -> PolicyPublisher | PolicyFiles:
+) -> PolicyPublisher:
     """Return what publishes the weights: to the servers, or for a further consumer to files only."""
-    root = config.run.output_path / "policy"
-    if config.trainer.consumer != DEFAULT_CONSUMER:
-        return PolicyFiles(root, keep=config.publish.keep_policies)
     delivery: Delivery | None = None
     if config.publish.weight_sync == "ipc":
         delivery = IpcDelivery(config.publish, group.send_weights)
@@ -167,11 +164,12 @@ def _publisher_of(
         )
     return PolicyPublisher(
         store,
-        root,
+        config.run.output_path / "policy",
         publish=config.publish,
         inference=config.inference,
         adapters=AdapterNames(config.run.run_name) if config.model.lora_rank else None,
         delivery=delivery,
+        serves=config.trainer.consumer == DEFAULT_CONSUMER,
     )
 
 

@@ -23,11 +23,8 @@ from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import PolicyPublisher
-from agentrl.inference.weight_sync.broadcast_delivery import (
-    BroadcastDelivery,
-    SendWeights,
-    gathered_buckets,
-)
+from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
+from agentrl.inference.weight_sync.memory_delivery import SendWeights, gathered_buckets
 from agentrl.inference.wire import MIXED_LABEL, parse_result
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
@@ -115,7 +112,7 @@ async def test_all_servers_serve_what_was_broadcast_and_files_follow(
         assert policy is not None
         assert (policy.version, policy.is_written, policy.num_bytes) == (version, False, 0)
         phases = "form .* open .* gather .* send .* install .* close"
-        assert re.search(f"version {version} was broadcast to 2 servers: {phases}", caplog.text)
+        assert re.search(f"version {version} was delivered to 2 servers: {phases}", caplog.text)
         for url in urls:
             await check_serves(url, models[1], version)
         is_released.set()
