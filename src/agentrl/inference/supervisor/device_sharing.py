@@ -9,12 +9,12 @@ device.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 
 from agentrl.errors import InferenceError, ServerUnusable, StoreError
 from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.weight_sync.publisher import latest_files
 from agentrl.inference.weight_sync.server_operations import wake
-from agentrl.schema import InferenceService, Policy
+from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -29,19 +29,11 @@ class DeviceSharing:
 
     Args:
         store: records whether the trainer has the device, and the instructions for the server.
-        latest_files: returns the newest published version and keeps its files for the given
-            seconds.
         timeout_seconds: the publisher's timeout for one server.
     """
 
-    def __init__(
-        self,
-        store: TrajectoryStore,
-        latest_files: Callable[[float], Awaitable[Policy | None]],
-        timeout_seconds: float,
-    ) -> None:
+    def __init__(self, store: TrajectoryStore, timeout_seconds: float) -> None:
         self._store = store
-        self._latest_files = latest_files
         self._timeout_seconds = timeout_seconds
         self._updating_since: float | None = None
         self._is_down_by_supervisor = False
@@ -89,7 +81,7 @@ class DeviceSharing:
             return  # the next trainer's publisher claimed it first
         logger.warning("server %s is asleep and its trainer is gone; waking it", service.base_url)
         try:
-            policy = await self._latest_files(self._timeout_seconds)
+            policy = await latest_files(self._store, self._timeout_seconds)
             if policy is None:
                 raise InferenceError("no version has been published")
             await wake(client, policy, timeout_seconds=self._timeout_seconds)

@@ -1,7 +1,9 @@
 """Registration and heartbeats of one server, from its start to its end.
 
 Every heartbeat compares the store's record of the server with what the server reports. Differences
-are repaired, or the server is taken out of service (`down`) until they are.
+are repaired, or the server is taken out of service (`down`) until they are. A server that starts
+late, comes back or was taken out catches up with the latest version from its files; one that is up
+is left to the publisher for a while, because otherwise both would update it at the same time.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from agentrl.config.sections import InferenceSection
+from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.errors import (
     InferenceError,
     ServerRefused,
@@ -21,10 +23,15 @@ from agentrl.errors import (
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.server_keys import proof
 from agentrl.inference.supervisor.device_sharing import DeviceSharing
-from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
-from agentrl.inference.weight_sync.server_operations import ServedPolicy, served_policy
+from agentrl.inference.weight_sync.publisher import latest_files
+from agentrl.inference.weight_sync.server_operations import (
+    ServedPolicy,
+    served_policy,
+    update_to_policy,
+)
+from agentrl.inference.weight_sync.version_files import is_of_same_run
 from agentrl.runtime.package_version import package_version
-from agentrl.schema import InferenceService, ServerLoad
+from agentrl.schema import InferenceService, Policy, ServerLoad
 from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -35,6 +42,10 @@ BEAT_SECONDS = 1.0
 PAUSED_SECONDS = 3.0
 """An `up` server that is paused for this long was forgotten or paused by a third party: publishers
 mark their servers `updating` before they pause them.
+"""
+MISSED_UPDATE_SECONDS = 3.0
+"""An `up` server that is behind for this long was missed by the publisher (it registered during a
+publication); the publisher itself marks its servers `updating` within milliseconds.
 """
 PROBES_PER_HANG = 3
 """Number of probes within the time after which a server counts as hung."""
@@ -50,7 +61,7 @@ class ServerHeartbeat:
         url: str,
         *,
         inference: InferenceSection,
-        weights: WeightCatchUp,
+        publish: PublishSection,
         device: DeviceSharing | None,
         is_own: bool,
     ) -> None:
@@ -59,13 +70,17 @@ class ServerHeartbeat:
         self._store = store
         self._service_id = service_id
         self._inference = inference
-        self._weights = weights
+        self._publish = publish
         self._device = device
         self._is_own = is_own
         self.is_registered = False
         self._responded_at = 0.0
         self._paused_since: float | None = None
         self._load: ServerLoad | None = None
+        self._behind_since: float | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+        self.newest_adapter: str | None = None
+        """The newest adapter seen on the server."""
 
     async def register(self, client: SGLangClient, model_path: str) -> None:
         """Bring a healthy server to the latest version and register it."""
@@ -92,12 +107,16 @@ class ServerHeartbeat:
 
     async def beat(self, client: SGLangClient) -> None:
         """Beat until cancelled, once the server is registered."""
-        while True:
-            await asyncio.sleep(BEAT_SECONDS)
-            try:
-                await self._beat(client)
-            except StoreError as error:
-                logger.warning("heartbeat postponed: %s", error)
+        try:
+            while True:
+                await asyncio.sleep(BEAT_SECONDS)
+                try:
+                    await self._beat(client)
+                except StoreError as error:
+                    logger.warning("heartbeat postponed: %s", error)
+        finally:
+            for retiring in self._retiring:
+                retiring.cancel()
 
     async def deregister(self, reason: str) -> None:
         """Set the server to `down` if it was ever registered."""
@@ -120,7 +139,7 @@ class ServerHeartbeat:
         if self._device is not None and not await self._device.is_awake(client, service):
             return
         try:
-            if self._weights.was_missed(service, served, policy):
+            if self._was_missed(service, served, policy):
                 served = await self._catch_up(client)
             if service.status == "down":
                 # The process that took it out of service may have left it paused.
@@ -132,7 +151,7 @@ class ServerHeartbeat:
                     policy_version=served.version,
                     adapter=served.adapter,
                 )
-            await self._weights.retire_adapters(client, served)
+            await self._retire_adapters(client, served)
             await self._end_forgotten_pause(client, service)
         except InferenceError as error:
             if service.status == "up":
@@ -179,9 +198,46 @@ class ServerHeartbeat:
 
     async def _catch_up(self, client: SGLangClient) -> ServedPolicy:
         """Bring the server to the latest version; return what it serves then."""
-        policy = await self._weights.latest_files()
+        policy = await latest_files(self._store, self._publish.publish_timeout_seconds)
         served = await self._in_probe_time(served_policy(client, policy))
-        return await self._weights.catch_up(client, policy, served)
+        if policy is None or served.is_policy(policy):
+            return served
+        await update_to_policy(client, policy, self._publish)
+        self._behind_since = None
+        return ServedPolicy(policy.version, policy.adapter)
+
+    def _was_missed(
+        self, service: InferenceService, served: ServedPolicy, policy: Policy | None
+    ) -> bool:
+        """Return whether this supervisor, and not the publisher, must update the server."""
+        if policy is None or served.is_policy(policy):
+            self._behind_since = None
+            return False
+        if service.status == "down":
+            return True
+        now = time.monotonic()
+        self._behind_since = self._behind_since or now
+        patience_seconds = MISSED_UPDATE_SECONDS
+        if service.status != "up":
+            # `updating`: the publisher is updating it, with its own timeout.
+            patience_seconds += self._publish.publish_timeout_seconds
+        return now - self._behind_since > patience_seconds
+
+    async def _retire_adapters(self, client: SGLangClient, served: ServedPolicy) -> None:
+        """Start unloading every adapter of the run that is older than the newest two.
+
+        Samplers that have not yet heard of the newest still request the one before it. The server unloads
+        an adapter once the generations that use it have ended, without this call waiting for it.
+        """
+        if served.adapter is None or served.adapter == self.newest_adapter:
+            return
+        kept = {served.adapter, self.newest_adapter}
+        self.newest_adapter = served.adapter
+        for name in await client.adapters():
+            if name not in kept and is_of_same_run(name, served.adapter):
+                retiring = asyncio.create_task(_unload(client, name))
+                self._retiring.add(retiring)
+                retiring.add_done_callback(self._retiring.discard)
 
     async def _load_of(self, client: SGLangClient) -> ServerLoad | None:
         """Return how busy the server is; None without such a route, as with some gateways."""
@@ -197,3 +253,10 @@ class ServerHeartbeat:
                 return await answer
         except TimeoutError:
             raise ServerUnreachable(f"no answer within {seconds:g} s") from None
+
+
+async def _unload(client: SGLangClient, name: str) -> None:
+    try:
+        await client.unload_adapter(name)
+    except InferenceError as error:
+        logger.warning("server %s could not unload adapter %s: %s", client.base_url, name, error)

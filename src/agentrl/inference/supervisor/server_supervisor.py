@@ -26,7 +26,7 @@ from agentrl.inference.supervisor.device_sharing import DeviceSharing
 from agentrl.inference.supervisor.server_backend import server_backend
 from agentrl.inference.supervisor.server_heartbeat import BEAT_SECONDS, ServerHeartbeat
 from agentrl.inference.supervisor.server_process import ServerProcess, check_keys
-from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
+from agentrl.inference.weight_sync.publisher import latest_files
 from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.checkpoints.resolve import resolve_model
 from agentrl.runtime.ending_tasks import end_tasks, joint_tasks
@@ -172,17 +172,12 @@ class ServerSupervisor:
         self._plan = plan
         self._model = model
         self._inference = inference
-        self._weights = WeightCatchUp(store, publish)
+        self._publish = publish
         self._device = (
-            DeviceSharing(store, self._weights.latest_files, publish.publish_timeout_seconds)
-            if inference.colocated
-            else None
+            DeviceSharing(store, publish.publish_timeout_seconds) if inference.colocated else None
         )
-
-    @property
-    def newest_adapter(self) -> str | None:
-        """The newest adapter that a heartbeat has seen on the server."""
-        return self._weights.newest_adapter
+        self.heartbeat: ServerHeartbeat | None = None
+        """Of the server that was started last."""
 
     async def run(self, stop: asyncio.Event, *, max_restarts: int, start_seconds: float) -> None:
         """Supervise the server until `stop` is set.
@@ -200,7 +195,7 @@ class ServerSupervisor:
                     started = time.monotonic()
                     if self._device is not None:
                         await self._device.until_free(stop)
-                    heartbeat = await self._start(process, start_seconds)
+                    heartbeat = self.heartbeat = await self._start(process, start_seconds)
                     async with SGLangClient.of(heartbeat.url, self._inference) as client:
                         end = await self._serve_until_end(
                             heartbeat, client, process, stop, start_seconds
@@ -240,7 +235,7 @@ class ServerSupervisor:
             service_id = url = (self._plan.url or "").rstrip("/")
         else:
             path, version = self._plan.model_path, 0
-            policy = await self._weights.latest_files(start_seconds)
+            policy = await latest_files(self._store, start_seconds)
             # An adapter is loaded once the server is up with its base model.
             if policy is not None and policy.adapter is None:
                 path, version = Path(policy.path), policy.version
@@ -252,7 +247,7 @@ class ServerSupervisor:
             service_id,
             url,
             inference=self._inference,
-            weights=self._weights,
+            publish=self._publish,
             device=self._device,
             is_own=process is not None,
         )
@@ -304,7 +299,6 @@ class ServerSupervisor:
         finally:
             died.cancel()
             stopped.cancel()
-            self._weights.cancel_retirements()
 
 
 async def _until_healthy(

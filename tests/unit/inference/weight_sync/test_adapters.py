@@ -52,7 +52,9 @@ class Scene:
         while True:
             for service in await self.store.services.all():
                 is_there = service.status == "up" and service.policy_version == version
-                if is_there and self.supervisor.newest_adapter == service.adapter is not None:
+                heartbeat = self.supervisor.heartbeat
+                seen = heartbeat and heartbeat.newest_adapter
+                if is_there and seen == service.adapter is not None:
                     self.pool.update([service])
                     return service
             await asyncio.sleep(0.05)
