@@ -177,6 +177,7 @@ class InspectorApp:
             ],
             exception_handlers={AgentRLError: _error_response, ValidationError: _invalid_request},
         )
+        app.state.config_path = self._sources.config_path
         return HttpGuard(app, host)
 
     @asynccontextmanager
@@ -345,20 +346,16 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
     scores = {one.record_id: one.score for one in row.tries}
     scores |= {one["record_id"]: one["score"] for fork in forks for one in fork["tries"]}
     if not turns:
-        return {**answer, "tree": None, "why": "no rollout has a turn yet"}
-    if any(turn.added_images for turn in turns):
-        return {
-            **answer,
-            "tree": None,
-            "why": "the rollouts contain images, which have no tokens to show",
-        }
-    if not any(turn.trainable for turn in turns):
-        return {
-            **answer,
-            "tree": None,
-            "why": "these rollouts are of another model than the policy",
-        }
-    tokenizer = tokenizer_of(run)
+        why = "no rollout has a turn yet"
+    elif any(turn.added_images for turn in turns):
+        why = "the rollouts contain images, which have no tokens to show"
+    elif not any(turn.trainable for turn in turns):
+        why = "these rollouts are of another model than the policy"
+    else:
+        why = ""
+    if why:
+        return {**answer, "tree": None, "why": why}
+    tokenizer = tokenizer_of(run, request.app.state.config_path(store.database_name))
     advantages = await store.lineage.advantages(record_ids)
     tree = await asyncio.to_thread(
         group_tree, turns, scores, advantages, frozenset(forked), tokenizer
@@ -388,7 +385,7 @@ async def _forks(store: TrajectoryStore, request: Request) -> Any:
 async def _tokens(store: TrajectoryStore, request: Request) -> Any:
     turn = await _requested_turn(store, request)
     run = await store.runs.get()
-    tokenizer = tokenizer_of(run)
+    tokenizer = tokenizer_of(run, request.app.state.config_path(store.database_name))
     training = await store.lineage.last_training(turn)
     seen = None if training is None else training.tokens
     start = _integer_parameter(request, "start", 0)

@@ -18,6 +18,7 @@ from agentrl.store.views.behavior import QuestionKind, common_text
 from agentrl.store.views.browsing import GroupFilter, GroupRow
 from agentrl.store.views.reports import Failure
 
+_NO_PROOFS = {"data_proof": None, "control_proof": None}
 _SPARK_STEPS = 60
 _RECENT_GROUPS = 48
 _MAX_TIMES = 40
@@ -62,7 +63,8 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
     progress = await store.reports.progress(consumer)
     recent = await store.browse.groups(GroupFilter(), limit=_RECENT_GROUPS, newest=True)
     completed = [group for group in recent.groups if group.status == "completed"]
-    answers = await _final_answers(store, completed)
+    given = await store.browse.answers([group.task_id for group in completed])
+    answers = [tuple(given.get(group.task_id, ())) for group in completed]
     alarms = find_alarms(
         run, await store.figures.last_steps(consumer, ALARM_STEPS), fleet, missing, answers
     )
@@ -82,7 +84,10 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
         "progress": progress.model_dump(mode="json"),
         "fleet": {
             "now": fleet.now,
-            "services": [_service(one.model_dump(mode="json")) for one in fleet.services],
+            "services": [
+                {**one.model_dump(mode="json"), "base_url": redact(one.base_url), **_NO_PROOFS}
+                for one in fleet.services
+            ],
             "samplers": [one.model_dump(mode="json") for one in fleet.samplers],
         },
         "missing": missing.model_dump(mode="json"),
@@ -91,22 +96,6 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
         "created_at": run.created_at,
         "updated_at": run.updated_at,
     }
-
-
-def _service(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **fields,
-        "base_url": redact(fields["base_url"]),
-        "data_proof": None,
-        "control_proof": None,
-    }
-
-
-async def _final_answers(
-    store: TrajectoryStore, groups: Sequence[GroupRow]
-) -> list[tuple[str | None, ...]]:
-    found = await store.browse.answers([group.task_id for group in groups])
-    return [tuple(found.get(group.task_id, ())) for group in groups]
 
 
 def _reward_by_tag(groups: Sequence[GroupRow]) -> dict[str, dict[str, float]]:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from agentrl.config.loading import read_yaml
 from agentrl.config.named_files import existing_or_shipped
+from agentrl.errors import ConfigError
 from agentrl.schema import Run
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -18,16 +20,27 @@ _MAX_TOKENS_PER_CHARACTER = 8
 """An upper bound."""
 
 
-def tokenizer_of(run: Run | None) -> Tokenizer | None:
+def tokenizer_of(run: Run | None, config_path: Path) -> Tokenizer | None:
     """Return the tokenizer of a run's model; None if its directory is not on this machine.
 
-    It is None for an imported run too: others wrote where its model is.
+    Others may have written the database, so only a model that ships with AgentRL, or that the run's
+    configuration at `config_path` names too, is read; an imported run names none.
     """
     name = None if run is None or run.is_imported else run.config.get("model_name_or_path")
     if not isinstance(name, str):
         return None
+    is_shipped = Path(name).parts[:1] == ("assets",) and ".." not in Path(name).parts
+    if not is_shipped and name != _own_model(config_path):
+        return None
     path = existing_or_shipped(Path(name)) / "tokenizer.json"
     return _read(path) if path.is_file() else None
+
+
+def _own_model(config_path: Path) -> object:
+    try:
+        return read_yaml(config_path).get("model_name_or_path")
+    except ConfigError:  # this installation has no configuration of the run
+        return None
 
 
 @lru_cache(maxsize=4)

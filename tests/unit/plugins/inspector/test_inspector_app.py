@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +14,12 @@ from pydantic import SecretStr
 from support.inspected import FORKED_RECORD, HOSTILE_RECORD, HUGE, PIXEL, seed, step_figures
 from support.stored import claim, make_task, make_turn, play
 
+from agentrl.config.named_files import shipped_file
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig, RunSection, StoreSection
 from agentrl.errors import StoreError
 from agentrl.plugins.inspector.inspector_app import PAGES, InspectorApp
 from agentrl.plugins.inspector.run_sources import RunSources
+from agentrl.plugins.inspector.token_texts import tokenizer_of
 from agentrl.runtime.ports import free_port
 from agentrl.schema import BranchPoint, Run, ToolResult, TurnWorth
 from agentrl.store import TrajectoryStore
@@ -572,3 +575,17 @@ async def test_a_run_without_processes_is_interrupted_on_every_page(
     listed = (await client.get("/api/runs")).json()["runs"]
     (row,) = [one for one in listed if one["name"] == store.database_name]
     assert (row["status"], row["is_live"]) == ("interrupted", False)
+
+
+def test_a_database_names_no_other_folder_than_the_run_s_own_configuration(tmp_path: Path) -> None:
+    model = shutil.copytree(shipped_file("assets/demo/model"), tmp_path / "model")
+    run = Run(name="run", config={"model_name_or_path": str(model)})
+    config = tmp_path / "config.yaml"
+    assert tokenizer_of(run, config) is None
+    config.write_text("model_name_or_path: elsewhere\n")
+    assert tokenizer_of(run, config) is None
+    config.write_text(f"model_name_or_path: {model}\n")
+    assert tokenizer_of(run, config) is not None
+    assert tokenizer_of(run.model_copy(update={"imported_policies": ()}), config) is None
+    shipped = run.model_copy(update={"config": {"model_name_or_path": "assets/demo/model"}})
+    assert tokenizer_of(shipped, tmp_path / "none.yaml") is not None
