@@ -5,6 +5,8 @@ filled in, and a note on each. Values from flags or files are never changed. A r
 sizes with which it was started.
 """
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +15,11 @@ from agentrl.config.loading import read_yaml
 from agentrl.config.named_files import shipped_file
 from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import groups_per_step
-from agentrl.launcher.cpu_limits import SAMPLING_SECONDS, CpuLimits, cpu_limits
-from agentrl.models.checkpoints.architectures import missing_scan_kernels, raw_config
+from agentrl.models.checkpoints.architectures import (
+    decoder_config,
+    missing_scan_kernels,
+    raw_config,
+)
 from agentrl.rollout.worker.resources import served_context_length
 
 _MIN_REPLY_TOKENS = 1024
@@ -28,6 +33,25 @@ _SETS_STEP_SIZE = frozenset(
 )
 _LONG_CONTEXT_TOKENS = 8192
 """Path length in tokens from which activations are recomputed."""
+_SAMPLING_SECONDS = 120.0
+"""Time in which a step should be sampled, if every reply has the maximum length."""
+_FLOPS_PER_CORE = 1e10
+"""Operations per second and core that batched decoding reaches in float32: 134 million weights at
+74 tokens per second on two cores; 57 were measured beside other work."""
+_MIN_CPU_REPLY_TOKENS = 256
+"""Length that a short answer with its reasoning needs; a step gets fewer groups instead."""
+_MIN_GROUPS = 2
+
+
+@dataclass(frozen=True)
+class _CpuLimits:
+    """Sizes of a step on a CPU."""
+
+    tokens_per_second: float
+    """Estimated tokens per second of the embedded engine, all conversations together."""
+    max_new_tokens: int
+    """A power of two, so that it is the same on similar machines."""
+    groups_per_step: int
 
 
 def fitted_to_model(
@@ -87,11 +111,11 @@ def _with_trainer_defaults(
     return config
 
 
-def _cpu_limits(config: RootConfig, model_path: Path) -> CpuLimits | None:
+def _cpu_limits(config: RootConfig, model_path: Path) -> _CpuLimits | None:
     """Return the sizes that the embedded engine samples in minutes, if it runs here."""
     if config.inference.inference_backend != "embedded" or not config.rollout.enable_sampling:
         return None
-    return cpu_limits(
+    return _sampled_in_minutes(
         model_path,
         num_threads=config.inference.inference_threads,
         num_generations=config.data.num_generations,
@@ -102,7 +126,7 @@ def _cpu_limits(config: RootConfig, model_path: Path) -> CpuLimits | None:
 def _with_reply_length(
     config: RootConfig,
     model_path: Path,
-    limits: CpuLimits | None,
+    limits: _CpuLimits | None,
     before: dict[str, Any],
     notes: list[str],
 ) -> RootConfig:
@@ -119,14 +143,14 @@ def _with_reply_length(
 
 
 def _with_smaller_steps(
-    config: RootConfig, limits: CpuLimits, before: dict[str, Any], notes: list[str]
+    config: RootConfig, limits: _CpuLimits, before: dict[str, Any], notes: list[str]
 ) -> RootConfig:
     if not _SETS_STEP_SIZE.isdisjoint(config.trainer.model_fields_set):
         return config
     groups = before.get("groups_per_step", limits.groups_per_step)
     if groups >= groups_per_step(config):
         return config
-    reason = f"so that a step is sampled in about {SAMPLING_SECONDS / 60:.0f} minutes"
+    reason = f"so that a step is sampled in about {_SAMPLING_SECONDS / 60:.0f} minutes"
     config = _with_default(config, "trainer", "groups_per_step", groups, reason, notes)
     # Rollouts of later steps would share the cores with those that the next step waits for.
     running = groups * config.data.num_generations
@@ -149,3 +173,36 @@ def _with_default(
         return config
     notes.append(f"{SETTINGS[key].typed} {str(value).lower()}, {reason}")
     return config.model_copy(update={section: values.model_copy(update={key: value})})
+
+
+def _sampled_in_minutes(
+    model_path: Path, *, num_threads: int | None, num_generations: int, num_groups: int
+) -> _CpuLimits | None:
+    """Return the limits for a model; None if its config.json does not give its shape."""
+    num_weights = _weights_per_token(model_path)
+    if num_weights is None:
+        return None
+    num_cores = num_threads or len(os.sched_getaffinity(0))
+    rate = num_cores * _FLOPS_PER_CORE / (2 * num_weights)
+    budget = rate * _SAMPLING_SECONDS
+    fitting = int(budget / (num_groups * num_generations))
+    length = max(_MIN_CPU_REPLY_TOKENS, 1 << max(0, fitting.bit_length() - 1))
+    groups = int(budget / (length * num_generations))
+    return _CpuLimits(rate, length, min(num_groups, max(_MIN_GROUPS, groups)))
+
+
+def _weights_per_token(model_path: Path) -> int | None:
+    """Return about how many weights one token is multiplied with; None if the shape is unknown."""
+    config = decoder_config(raw_config(model_path))
+    hidden, layers, vocabulary, heads = (
+        getattr(config, name, None)
+        for name in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
+    )
+    if not (hidden and layers and vocabulary and heads):
+        return None
+    kv_share = (getattr(config, "num_key_value_heads", None) or heads) / heads
+    experts = getattr(config, "num_experts_per_tok", None)
+    inner = getattr(config, "moe_intermediate_size", None) if experts else None
+    width = (experts or 1) * (inner or getattr(config, "intermediate_size", None) or 4 * hidden)
+    per_layer = hidden * hidden * (2 + 2 * kv_share) + 3 * hidden * width
+    return int(layers * per_layer + vocabulary * hidden)

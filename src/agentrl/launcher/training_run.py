@@ -22,7 +22,7 @@ from agentrl.launcher.checks.preflight import (
 )
 from agentrl.launcher.checks.question_checks import check_unchanged
 from agentrl.launcher.checks.run_check import run_checks
-from agentrl.launcher.cluster.child_errors import last_error
+from agentrl.launcher.cluster.recovery import last_error
 from agentrl.launcher.cluster.gpu_placement import GpuMap, placed
 from agentrl.launcher.cluster.gpu_sharing import settled, sharing_by_default
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted

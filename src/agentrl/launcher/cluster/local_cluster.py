@@ -29,9 +29,8 @@ from agentrl.launcher.cluster.child_commands import (
     tool_server_command,
     trainer_command,
 )
-from agentrl.launcher.cluster.child_errors import last_error
 from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap
-from agentrl.launcher.cluster.recovery import keep_running, was_interrupted
+from agentrl.launcher.cluster.recovery import keep_running, last_error, was_interrupted
 from agentrl.launcher.cluster.resume_checks import already_running
 from agentrl.launcher.cluster.tool_server_start import wait_for_tools
 from agentrl.rollout.worker.resources import check_shown_tools, tools_config

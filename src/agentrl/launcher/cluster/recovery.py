@@ -22,6 +22,8 @@ _POLL_SECONDS = 0.2
 _TAIL_LINES = 200
 # `accelerate launch` always exits with status 1, and reports the first rank that failed.
 _FIRST_RANK = re.compile(r"failed \(exitcode: (-?\d+)\)")
+# A command's error message, or the last line of a traceback, which may be inside an exception group.
+_ERROR = re.compile(r"(?:\[rank\d+\]: |[ |]+)?(agentrl \w+: .+|[\w.]*(?:Error|Exception): .+)")
 
 
 def was_interrupted(child: Child, status: int) -> bool:
@@ -29,6 +31,16 @@ def was_interrupted(child: Child, status: int) -> bool:
     rank = _FIRST_RANK.search(child.log_tail(_TAIL_LINES)) if status > 0 else None
     status = int(rank[1]) if rank else status
     return status < 0 or status == os.EX_TEMPFAIL
+
+
+def last_error(child: Child) -> str:
+    """Return the line of a failed child's log that gives the reason; the last line if none does.
+
+    `accelerate launch` appends its own report, without a reason, to the ranks' output.
+    """
+    errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
+    messages = [error[1] for error in errors if error is not None]
+    return messages[-1] if messages else child.log_tail(1)
 
 
 async def keep_running(mongo: EmbeddedMongo, restarts: Restarts) -> None:

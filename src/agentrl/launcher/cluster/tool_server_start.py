@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 
 from agentrl.errors import AgentRLError, ConfigError, ToolError
-from agentrl.launcher.cluster.child_errors import last_error
+from agentrl.launcher.cluster.recovery import last_error
 from agentrl.runtime.processes.child_processes import Child
 from agentrl.runtime.processes.restarts import ending
 from agentrl.runtime.processes.wall import wall_hint
