@@ -32,10 +32,8 @@ from agentrl.launcher.checks.extras import (
     needed_extras,
     what_to_install,
 )
-from agentrl.launcher.checks.preflight import findings
 from agentrl.launcher.checks.server_checks import check_servers
-from agentrl.launcher.cluster.gpu_placement import placed
-from agentrl.launcher.cluster.gpu_sharing import sharing_by_default
+from agentrl.launcher.start import CheckedStart, findings
 from agentrl.plugin_registry import broken_plugins, installed_plugins
 from agentrl.rollout.worker.resources import tools_of
 from agentrl.runtime.gpus import machine_gpus
@@ -79,7 +77,6 @@ async def examine(
         ("plugins", _plugins),
         ("torch", _torch),
         ("GPUs", _gpus),
-        ("placement", lambda: _placement(config)),
         ("ports", lambda: _ports(config)),
         ("disk", lambda: _disk(config)),
         ("memory", _memory),
@@ -91,11 +88,16 @@ async def examine(
             yield Diagnosis(state, subject, text)
     async for diagnosis in _tools(config):
         yield diagnosis
+    start = CheckedStart(config)
     checked = ("packages", "database", "tools", "servers")
-    async for finding in findings(config, with_weights=False, without=checked):
-        problem = finding.problem
-        text = "as `agentrl run` checks it" if problem is None else str(problem)
-        yield Diagnosis("ok" if problem is None else "FAIL", finding.subject, text)
+    async for finding in findings(start, with_weights=False, without=checked):
+        subject, problem = finding.subject, finding.problem
+        text = "as `agentrl run` checks it"
+        if subject == "GPUs":
+            subject = "placement"
+            rows = start.gpus.rows()
+            text = "; ".join(f"{name}: {gpus}" for name, gpus in rows) or "no GPUs to assign"
+        yield Diagnosis("FAIL" if problem else "ok", subject, str(problem or text))
 
 
 async def _results(check: CheckFunction, seconds: float) -> AsyncIterator[CheckResult]:
@@ -178,12 +180,6 @@ def _gpus() -> Iterator[CheckResult]:
         yield "ok", f"torch {version} sees {count}"
 
 
-def _placement(config: RootConfig) -> Iterator[CheckResult]:
-    _, gpus = placed(sharing_by_default(config))
-    rows = list(gpus.rows())
-    yield "ok", "; ".join(f"{name}: {text}" for name, text in rows) or "no GPUs to assign"
-
-
 def _ports(config: RootConfig) -> Iterator[CheckResult]:
     ports = {"mongo_port": wanted_port(config.private_mongo_dir, config.store.mongo_port)}
     if config.store.db_connection_string is not None:
@@ -195,9 +191,6 @@ def _ports(config: RootConfig) -> Iterator[CheckResult]:
         yield "note", f"{', '.join(taken)} in use: the next free port is used"
     elif ports:
         yield "ok", f"{', '.join(map(str, ports.values()))} free"
-    port = config.run.metrics_port
-    if port and is_taken(port):
-        yield "FAIL", f"--metrics_port {port} is in use: choose another port"
 
 
 def _disk(config: RootConfig) -> Iterator[CheckResult]:

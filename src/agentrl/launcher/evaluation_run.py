@@ -22,15 +22,11 @@ from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
-from agentrl.launcher.checks.first_question import first_question_lines
-from agentrl.launcher.checks.policy_checks import find_model
-from agentrl.launcher.checks.preflight import check_inputs
-from agentrl.launcher.cluster.gpu_placement import placed
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.console.progress_display import QUIET_SECONDS, RunWarnings
 from agentrl.launcher.console.run_panel import duration
-from agentrl.launcher.console.run_report import print_gpus, report_if_slow, run_console, say
-from agentrl.launcher.model_limits import fitted_to_model
+from agentrl.launcher.console.run_report import report_if_slow, run_console, say
+from agentrl.launcher.start import announced_start
 from agentrl.models.checkpoints.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.invocation import typed_command
@@ -60,22 +56,9 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     if checkpoint is not None:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
-    config, gpus = placed(config, trains=False)
     console = run_console()
-    async with report_if_slow(
-        console, "checking the model, the questions and the tool servers ..."
-    ):
-        notes = await check_inputs(config, trains=False)
-    fitted: list[str] = []
-    if config.agents.evaluated_route is None:
-        config, fitted = fitted_to_model(
-            config, find_model(config.model), samples_on=gpus.samples_on(config.inference)
-        )
-    for note in (*notes, *fitted):
-        say(console, f"note: {note}")
-    for line in first_question_lines(config, config.data.eval_file):
-        say(console, line)
-    print_gpus(console, gpus)
+    start = await announced_start(console, config, trains=False)
+    config, gpus = start.config, start.gpus
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
     section = config.run.model_copy(update={"run_name": name, "output_dir": output})

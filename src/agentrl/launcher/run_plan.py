@@ -5,10 +5,8 @@ JSON: every value with its origin, the processes with their GPUs, and the result
 real start. Nothing is started or written; of a hub id, only the model's small files are fetched.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import SecretStr
@@ -17,14 +15,8 @@ from agentrl.config.flags import SETTINGS
 from agentrl.config.loading import flat_values, origins
 from agentrl.config.secrets import HIDDEN
 from agentrl.config.sections import SECTIONS, RootConfig
-from agentrl.errors import AgentRLError, ConfigError
-from agentrl.launcher.checks.first_question import first_question_lines
-from agentrl.launcher.checks.policy_checks import find_model
-from agentrl.launcher.checks.preflight import Finding, findings
-from agentrl.launcher.checks.run_check import RunCheck, run_checks
-from agentrl.launcher.cluster.gpu_placement import NO_GPUS, GpuMap, placed
-from agentrl.launcher.cluster.gpu_sharing import settled, sharing_by_default
-from agentrl.launcher.model_limits import fitted_to_model
+from agentrl.launcher.checks.preflight import Finding
+from agentrl.launcher.start import CheckedStart, findings
 from agentrl.plugin_registry import hooks
 from agentrl.runtime.printable import counted
 
@@ -45,15 +37,10 @@ class PlannedProcess:
 class RunPlan:
     """The parts of a plan."""
 
-    config: RootConfig
+    start: CheckedStart
     origins: Mapping[str, str]
     """Origin of each value, by flag."""
-    gpus: GpuMap
     findings: tuple[Finding, ...]
-    checked: Mapping[str, RunCheck | None] = field(default_factory=dict)
-    """What the checks of plugins found out, by subject; None of those that do not apply."""
-    first_question: tuple[str, ...] = ()
-    """How the first question is read; empty without a file, or if a question has a problem."""
 
     @property
     def can_start(self) -> bool:
@@ -62,7 +49,7 @@ class RunPlan:
 
     def parts(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
-        values = _values(self.config)
+        values = _values(self.start.config)
         return {
             "can_start": self.can_start,
             "configuration": {
@@ -70,12 +57,10 @@ class RunPlan:
                 for name, value in values.items()
             },
             "processes": [vars(process) for process in self._processes()],
-            "gpus": dict(self.gpus.rows()),
-            **{
-                subject: None if found is None else found.parts()
-                for subject, found in self.checked.items()
-            },
-            "first_question": list(self.first_question),
+            "gpus": dict(self.start.gpus.rows()),
+            **dict.fromkeys(hooks("run_checks")),
+            **{subject: found.parts() for subject, found in self.start.checked.items()},
+            "first_question": list(self.start.first_question),
             "checks": [
                 {
                     "subject": finding.subject,
@@ -88,7 +73,7 @@ class RunPlan:
 
     def lines(self) -> Iterator[str]:
         """Yield the plan as text lines; the most important come last, next to the prompt."""
-        values = _values(self.config)
+        values = _values(self.start.config)
         for section, cls in SECTIONS.items():
             yield f"{section}:"
             for name in cls.model_fields:
@@ -97,15 +82,14 @@ class RunPlan:
         yield "processes on this machine:"
         for process in self._processes():
             yield f"  {process.count} x {process.name:12} {process.what}"
-        rows = dict(self.gpus.rows())
+        rows = dict(self.start.gpus.rows())
         yield "GPUs:" if rows else "GPUs: none"
         for name, text in rows.items():
             yield f"  {name:12} {text}"
-        yield from self.first_question
-        for subject, found in self.checked.items():
-            if found is not None:
-                yield f"{subject}:"
-                yield from (f"  {line}" for line in found.lines())
+        yield from self.start.first_question
+        for subject, found in self.start.checked.items():
+            yield f"{subject}:"
+            yield from (f"  {line}" for line in found.lines())
         yield "checks:"
         for finding in self.findings:
             result = "ok" if finding.problem is None else f"PROBLEM {finding.problem}"
@@ -113,7 +97,7 @@ class RunPlan:
             yield from (f"  {'':18} note: {note}" for note in finding.notes)
 
     def _processes(self) -> Iterator[PlannedProcess]:
-        config = self.config
+        config = self.start.config
         trainer, inference = config.trainer, config.inference
         uri = config.store.db_connection_string
         if uri is None:
@@ -137,54 +121,9 @@ class RunPlan:
 
 async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
     """Run the checks of a real start, and return the resulting plan."""
-    found: list[Finding] = []
-    gpus = NO_GPUS
-    checked: dict[str, RunCheck | None] = dict.fromkeys(hooks("run_checks"))
-    asked = config
-    try:
-        config, gpus = placed(sharing_by_default(config))
-        found.append(Finding("GPUs"))
-    except AgentRLError as error:
-        found.append(Finding("GPUs", error))
-    found += [finding async for finding in findings(config, with_weights=False)]
-    if not any(finding.problem for finding in found if finding.subject == "model"):
-        path = find_model(config.model, with_weights=False)
-        config, notes = fitted_to_model(
-            config,
-            path,
-            trains_on=gpus.trains_on,
-            samples_on=gpus.samples_on(config.inference),
-        )
-        found.append(Finding("limits", notes=tuple(notes)))
-        try:
-            config, lines = await asyncio.to_thread(settled, asked, config, path)
-            found += [Finding("sharing", notes=tuple(lines))] if lines else []
-        except AgentRLError as error:
-            found.append(Finding("sharing", error))
-        checked |= await asyncio.to_thread(_checked, config, gpus, path, found)
-    are_read = any(one.subject == "questions" and one.problem is None for one in found)
-    first = first_question_lines(config, config.data.train_file) if are_read else []
-    return RunPlan(config, origins(typed, config), gpus, tuple(found), checked, tuple(first))
-
-
-def _checked(
-    config: RootConfig, gpus: GpuMap, path: Path, findings: list[Finding]
-) -> dict[str, RunCheck]:
-    """Return what the checks of plugins found out, and append their findings to `findings`."""
-    checked = {}
-    for subject, check in run_checks().items():
-        try:
-            found = check(config, gpus, path)
-        except AgentRLError as error:
-            findings.append(Finding(subject, error))
-            continue
-        if isinstance(found, str):
-            findings.append(Finding(subject, notes=(found,)))
-        elif found is not None:
-            problem = ConfigError("; ".join(found.problems)) if found.problems else None
-            findings.append(Finding(subject, problem))
-            checked[subject] = found
-    return checked
+    start = CheckedStart(config)
+    found = tuple([one async for one in findings(start, with_weights=False)])
+    return RunPlan(start, origins(typed, start.config), found)
 
 
 def _values(config: RootConfig) -> dict[str, Any]:

@@ -5,27 +5,21 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError, NothingToLearn
-from agentrl.launcher.checks.first_question import first_question_lines
-from agentrl.launcher.checks.policy_checks import find_model
 from agentrl.launcher.checks.preflight import (
     check_has_questions,
-    check_inputs,
     check_name_is_free,
     full_disk_reported,
 )
 from agentrl.launcher.checks.question_checks import check_unchanged
-from agentrl.launcher.checks.run_check import run_checks
-from agentrl.launcher.cluster.recovery import last_error
-from agentrl.launcher.cluster.gpu_placement import GpuMap, placed
-from agentrl.launcher.cluster.gpu_sharing import settled, sharing_by_default
+from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
+from agentrl.launcher.cluster.recovery import last_error
 from agentrl.launcher.cluster.resume_checks import (
     changes_since,
     check_checkpoints,
@@ -37,7 +31,6 @@ from agentrl.launcher.console.progress_display import ProgressDisplay
 from agentrl.launcher.console.run_report import (
     add_to_summary,
     finished,
-    print_gpus,
     print_inspection_commands,
     print_locations,
     print_missing_scores,
@@ -45,7 +38,7 @@ from agentrl.launcher.console.run_report import (
     run_console,
     say,
 )
-from agentrl.launcher.model_limits import fitted_to_model
+from agentrl.launcher.start import announced_start
 from agentrl.plugin_registry import hooks, imported
 from agentrl.runtime.ending_tasks import end_tasks, joint_tasks
 from agentrl.runtime.processes.child_processes import Child
@@ -168,32 +161,9 @@ async def _prepared(console: Console, config: RootConfig) -> tuple[RootConfig, G
     Returns:
         The configuration of the run, and its GPUs; None if a signal stopped the preparation.
     """
-    typed = config
-    config, gpus = placed(sharing_by_default(config))
-    async with report_if_slow(
-        console, "checking the model, the questions and the tool servers ..."
-    ):
-        preparations = [one for one in _preparations(config) if one is not None]
-        notes = await check_inputs(config)
-        model_path = find_model(config.model)
-        config, fitted = fitted_to_model(
-            config,
-            model_path,
-            trains_on=gpus.trains_on,
-            samples_on=gpus.samples_on(config.inference),
-        )
-        config, sharing = await asyncio.to_thread(settled, typed, config, model_path)
-        notes += [
-            *fitted,
-            *await asyncio.to_thread(lambda: list(_checked(config, gpus, model_path))),
-        ]
-    for note in notes:
-        say(console, f"note: {note}")
-    for line in sharing:
-        say(console, line)
-    for line in first_question_lines(config, config.data.train_file):
-        say(console, line)
-    print_gpus(console, gpus)
+    preparations = [one for one in _preparations(config) if one is not None]
+    start = await announced_start(console, config)
+    config, gpus = start.config, start.gpus
     for preparation in preparations:
         prepared = await until_interrupted(preparation(console, config, gpus))
         if prepared is None:
@@ -206,17 +176,6 @@ def _preparations(config: RootConfig) -> Iterator[Preparation | None]:
     """Yield what plugins have to do before the run; None of those with nothing to do."""
     for target in hooks("run_preparations").values():
         yield imported(target)(config)
-
-
-def _checked(config: RootConfig, gpus: GpuMap, model_path: Path) -> Iterator[str]:
-    """Yield the notes of the checks of plugins."""
-    for check in run_checks().values():
-        found = check(config, gpus, model_path)
-        if found is None or isinstance(found, str):
-            continue  # the note is for those who plan
-        if found.problems:
-            raise ConfigError(f"{found.problems[0]}{found.hint}")
-        yield found.note
 
 
 async def _start_sampling(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> None:

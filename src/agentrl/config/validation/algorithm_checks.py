@@ -111,7 +111,27 @@ def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:
             )
 
 
-def check_training_sampling(sampling: SamplingSection) -> None:
+def check_training(config: RootConfig) -> None:
+    """Refuse what no trainer can learn from; a trainer that is started by hand checks it itself."""
+    data, trainer = config.data, config.trainer
+    _check_sampling(config.sampling)
+    if data.has_training and data.num_generations == 1:
+        raise ConfigError(
+            "--num_generations 1: a rollout is compared with the other rollouts of its question, "
+            "so a single one teaches nothing; use 2 or more"
+        )
+    if trainer.consumer == type(trainer).model_fields["consumer"].default:
+        return
+    if config.run.output_dir is None:
+        raise ConfigError(f"--consumer {trainer.consumer} needs a separate --output_dir")
+    if trainer.eval_strategy != "no":
+        raise ConfigError(
+            f"--consumer {trainer.consumer} publishes no weights, so the run's servers cannot "
+            "evaluate them; use --eval_strategy no, and `agentrl eval` later"
+        )
+
+
+def _check_sampling(sampling: SamplingSection) -> None:
     """Refuse greedy sampling, and penalties on repeated tokens, in rollouts that are trained on.
 
     Greedy rollouts are identical and carry no learning signal. Servers report logprobs after

@@ -1,8 +1,8 @@
 """All checks that run before any process starts, so that a mistake is reported in one line.
 
 Input: a configuration with consistent flags (`config.validation.checks`). This module checks the files,
-servers and programs that they name. Output: findings; `agentrl run` and `agentrl eval` stop at the
-first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started or written.
+servers and programs that they name. Output: findings (`launcher.start` has the road through all of
+them). Nothing is started or written.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from agentrl.config.sections import (
     RootConfig,
     RunSection,
 )
-from agentrl.config.validation.algorithm_checks import check_training_sampling
+from agentrl.config.validation.algorithm_checks import check_training
 from agentrl.errors import AgentRLError, ConfigError, StoreError, WriteError
 from agentrl.launcher.checks.extras import check_extras
 from agentrl.launcher.checks.policy_checks import check_policy, find_model
@@ -63,28 +63,28 @@ class Finding:
     """Notes for the user."""
 
 
-Check = Callable[[], Awaitable[list[str] | None] | list[str] | None]
+Check = Callable[[], Awaitable[Sequence[str] | None] | Sequence[str] | None]
 """Raises an `AgentRLError`, or returns notes."""
 
 
-async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
-    """Check model, questions, environments, scorers, agent, database and all servers."""
+async def check_inputs(config: RootConfig) -> list[str]:
+    """Check the inputs of a training run, and return the notes on them."""
     notes: list[str] = []
-    async for finding in findings(config, trains=trains):
+    async for finding in input_findings(config):
         if finding.problem is not None:
             raise finding.problem
         notes += finding.notes
     return notes
 
 
-async def findings(
+async def input_findings(
     config: RootConfig,
     *,
     trains: bool = True,
     with_weights: bool = True,
     without: Collection[str] = (),
 ) -> AsyncIterator[Finding]:
-    """Yield the findings of each subject but `without`, in the order of `check_inputs`.
+    """Yield the findings on model, questions, scorers, agent, database and all servers.
 
     Without weights, only the small files of a hub id are fetched.
     """
@@ -119,10 +119,11 @@ async def findings(
     }
     for subject, check in checks.items():
         if subject not in without:
-            yield await _finding(subject, check)
+            yield await finding_of(subject, check)
 
 
-async def _finding(subject: str, check: Check) -> Finding:
+async def finding_of(subject: str, check: Check) -> Finding:
+    """Make a check, and return what it found."""
     await asyncio.sleep(0)  # Ctrl-C takes effect only where a coroutine waits; most checks never do
     try:
         result = check()
@@ -215,8 +216,7 @@ async def _check_own_servers(config: RootConfig) -> list[str]:
 def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
     if not trains:
         return []
-    check_training_sampling(config.sampling)
-    _check_group_size(config.data)
+    check_training(config)
     if config.rollout.num_samplers or not config.rollout.enable_sampling:
         return []
     join = f"agentrl sample --config {config.run.output_path / 'config.yaml'}"
@@ -257,14 +257,6 @@ def check_functions(config: RootConfig) -> None:
         lines = trial.stderr.strip().splitlines()
         status = f"{', '.join(own)}: the trial ended with status {trial.returncode}"
         raise ConfigError(lines[-1] if lines else status)
-
-
-def _check_group_size(data: DataSection) -> None:
-    if data.has_training and data.num_generations == 1:
-        raise ConfigError(
-            "--num_generations 1: a rollout is compared with the other rollouts of its question, "
-            "so a single one teaches nothing; use 2 or more"
-        )
 
 
 async def _check_store(config: RootConfig, *, trains: bool) -> list[str]:

@@ -34,6 +34,7 @@ from agentrl.plugins.sft.curriculum import (
 )
 from agentrl.plugins.sft.learned import summed_up, suspicions
 from agentrl.renderers.renderer import Renderer
+from agentrl.runtime.telemetry.tracker_checks import check_trackers
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
@@ -46,7 +47,6 @@ from agentrl.trainer.metrics.metrics_file import append_eval_loss
 from agentrl.trainer.metrics.reporting import write_summary
 from agentrl.trainer.rl.run_start import (
     TrainingSession,
-    check_trainer_flags,
     start_weights,
     state_to_resume,
     training_session,
@@ -89,7 +89,7 @@ async def lead_sft(
     """Run rank 0's part of `fine_tune` in a running event loop."""
     config = with_fine_tuning_defaults(config)
     with ending_ranks_on_error(ranks):
-        check_trainer_flags(config.trainer)
+        check_trackers(config.trainer.report_to)
         checkpoint = _own_checkpoint(config.run)
         weights = start_weights(config.model, checkpoint, ranks.shape)
         renderer = Renderer.of_policy(config.model, weights.model_path)

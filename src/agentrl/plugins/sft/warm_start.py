@@ -19,8 +19,8 @@ from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.errors import AgentRLError, ConfigError, DatasetError
 from agentrl.launcher.cluster.child_commands import RANK_VARIABLES, trainer_command
-from agentrl.launcher.cluster.recovery import last_error
 from agentrl.launcher.cluster.gpu_placement import GpuMap
+from agentrl.launcher.cluster.recovery import last_error
 from agentrl.launcher.console.run_report import say
 from agentrl.launcher.training_run import Preparation
 from agentrl.plugins.sft.demonstrations.demonstration import read_demonstrations

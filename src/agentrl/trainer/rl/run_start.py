@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.config.loading import flat_values
-from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.own_function import with_sources
 from agentrl.config.sections import (
     AlgorithmSection,
@@ -23,7 +22,7 @@ from agentrl.config.sections import (
     RunSection,
     TrainerSection,
 )
-from agentrl.config.validation.algorithm_checks import check_training_sampling
+from agentrl.config.validation.algorithm_checks import check_training
 from agentrl.config.validation.checks import groups_per_step
 from agentrl.datasets.task_feed import RepeatedQuestions, TaskFeed
 from agentrl.datasets.task_source import generated_tasks
@@ -101,8 +100,8 @@ async def opened_run(
         stop: set when the trainer is told to stop.
     """
     trainer, consumer = config.trainer, config.trainer.consumer
-    _check_flags(config.run, trainer)
-    check_training_sampling(config.sampling)
+    check_training(config)
+    check_trackers(trainer.report_to)
     uri = config.store.db_connection_string
     if uri is None:
         raise ConfigError(
@@ -140,18 +139,6 @@ def learner_settings(
         reference_path=reference_path(config.model, config.algorithm),
         starts_in_host_memory=config.inference.colocated,
     )
-
-
-def _check_flags(run: RunSection, trainer: TrainerSection) -> None:
-    check_trainer_flags(trainer)
-    consumer = trainer.consumer
-    if consumer != DEFAULT_CONSUMER and run.output_dir is None:
-        raise ConfigError(f"--consumer {consumer} needs a separate --output_dir")
-    if consumer != DEFAULT_CONSUMER and trainer.eval_strategy != "no":
-        raise ConfigError(
-            f"--consumer {consumer} publishes no weights, so the run's servers cannot evaluate "
-            "them; use --eval_strategy no, and `agentrl eval` later"
-        )
 
 
 @asynccontextmanager
@@ -293,12 +280,6 @@ def state_to_resume(checkpoint: Checkpoint | None, max_steps: int) -> Path | Non
     if checkpoint is None or checkpoint.step >= max_steps:
         return None
     return checkpoint.state_path
-
-
-def check_trainer_flags(trainer: TrainerSection) -> None:
-    """Check the optimizer arguments, and that the trackers are installed."""
-    parse_optim_args(trainer.optim_args)
-    check_trackers(trainer.report_to)
 
 
 def start_weights(

@@ -16,7 +16,12 @@ from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.launcher.checks import preflight
-from agentrl.launcher.checks.preflight import _check_store, _check_tools, check_inputs, findings
+from agentrl.launcher.checks.preflight import (
+    _check_store,
+    _check_tools,
+    check_inputs,
+    input_findings,
+)
 from agentrl.launcher.checks.question_checks import check_questions
 from agentrl.rollout.worker.branching import check_tools_can_branch
 from agentrl.rollout.worker.resources import tools_config
@@ -239,7 +244,7 @@ async def test_an_interruption_during_a_check_ends_the_checks(
     note = subjects.append
 
     async def check() -> None:
-        async for found in findings(load_config({})):
+        async for found in input_findings(load_config({})):
             note(found.subject)
 
     checking = asyncio.create_task(check())

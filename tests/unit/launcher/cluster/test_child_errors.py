@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from agentrl.launcher.cluster.child_errors import last_error
+
 from agentrl.runtime.processes.child_processes import Child
 
 LAUNCHERS_REPORT = """\
