@@ -8,16 +8,16 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from transformers import PretrainedConfig
 
-from agentrl.config.sections import DataSection, RootConfig, RunSection
+from agentrl.config.sections import ConfigSection, DataSection, RootConfig, RunSection
 from agentrl.config.validation.checks import check_fine_tuning
-from agentrl.config.validation.fine_tuning import with_fine_tuning_defaults
 from agentrl.data import StepBatch
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
@@ -54,6 +54,11 @@ from agentrl.trainer.rl.run_start import (
 from agentrl.trainer.rl.step_groups import image_reader
 
 logger = logging.getLogger(__name__)
+_Section = TypeVar("_Section", bound=ConfigSection)
+_BATCH_SIZE, _NUM_EPOCHS = 8, 3
+"""As in Hugging Face's Trainer."""
+_LEARNING_RATE, _ADAPTER_LEARNING_RATE = 2e-5, 2e-4
+"""As in TRL; an adapter needs about ten times the rate of the full weights."""
 _ANSWER_TOKENS = 48
 """Maximum length of the answer that is shown; each of its tokens takes a forward pass."""
 
@@ -68,6 +73,33 @@ class SftResult:
     model_path: Path
     """Hugging Face directory of the last weights."""
     summary_path: Path
+
+
+def with_fine_tuning_defaults(config: RootConfig) -> RootConfig:
+    """Return the configuration with the values of supervised fine-tuning for unset flags.
+
+    Conversations are short and their loss has little noise, so steps are smaller and more than in
+    reinforcement learning, and the learning rate is higher. Held-out conversations are evaluated
+    before the first and after the last step, unless the user says otherwise.
+    """
+    rate = _ADAPTER_LEARNING_RATE if config.model.lora_rank else _LEARNING_RATE
+    trainer: dict[str, Any] = {
+        "per_device_train_batch_size": _BATCH_SIZE,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": rate,
+    }
+    if config.data.eval_file is not None:
+        trainer["eval_strategy"] = "ends"
+    sections: dict[str, Any] = {
+        "trainer": _with_unset(config.trainer, trainer),
+        "data": _with_unset(config.data, {"num_train_epochs": _NUM_EPOCHS}),
+    }
+    return config.model_copy(update=sections)
+
+
+def _with_unset(section: _Section, values: Mapping[str, Any]) -> _Section:
+    unset = {name: value for name, value in values.items() if name not in section.model_fields_set}
+    return section.model_copy(update=unset)
 
 
 def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.launcher.cluster.recovery import keep_running, was_interrupted
+from agentrl.launcher.cluster.recovery import keep_running, last_error, was_interrupted
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.processes.child_processes import Child
 from agentrl.runtime.processes.restarts import Restarts
@@ -93,3 +93,37 @@ async def test_a_mongod_without_room_is_told_as_a_full_disk(tmp_path: Path) -> N
                     await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+LAUNCHERS_REPORT = """\
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
+============================================================
+agentrl FAILED
+------------------------------------------------------------
+  exitcode  : 1 (pid: 7)
+  error_file: <N/A>
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("step 1\nagentrl train: no space left\n", "agentrl train: no space left"),
+        (f"agentrl train: no space left\n{LAUNCHERS_REPORT}", "agentrl train: no space left"),
+        (
+            f"[rank0]: Traceback\n[rank0]: RuntimeError: it closed\n{LAUNCHERS_REPORT}",
+            "RuntimeError: it closed",
+        ),
+        ("ValueError: old\ntorch.OutOfMemoryError: big\n", "torch.OutOfMemoryError: big"),
+        ("Killed\n", "Killed"),
+        ("  + Exception Group Traceback\n    | KeyError: 'key'\n    +------\n", "KeyError: 'key'"),
+    ],
+)
+def test_the_reason_is_quoted_and_not_the_launchers_report(
+    tmp_path: Path, log: str, said: str
+) -> None:
+    path = tmp_path / "train_0.log"
+    path.write_text(log)
+    assert last_error(Child("train_0", [], path)) == said

@@ -16,14 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.cli.main import main
 from agentrl.config.sections import RootConfig
-from agentrl.config.validation.fine_tuning import with_fine_tuning_defaults
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
 from agentrl.models.unrounded import unrounded
 from agentrl.plugins.sft.curriculum import Curriculum, file_examples, sft_batch
 from agentrl.plugins.sft.learned import suspicions
-from agentrl.plugins.sft.sft_process import SftResult, lead_sft
+from agentrl.plugins.sft.sft_process import SftResult, lead_sft, with_fine_tuning_defaults
 from agentrl.renderers import Renderer
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.learner.passes import forward_backward
