@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,7 +33,7 @@ from agentrl.config.flags import (
 from agentrl.config.named_files import YamlAsTyped, existing_or_shipped, read_text_file
 from agentrl.config.private_files import write_private
 from agentrl.config.recipes import expand_recipe
-from agentrl.config.secrets import published, redact, remember, revealed, secrets_of
+from agentrl.config.secrets import HIDDEN, SECRET_TYPES, redact, remember, secrets_of
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.config.validation.checks import check_config
 from agentrl.errors import ConfigError
@@ -149,12 +150,11 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
     )
     given.pop("recipe", None)  # replaced by its flags
     found = {}
-    for name, flag in SETTINGS.items():
-        value = getattr(getattr(config, flag.section), name)
+    for name, value in values_of(config).items():
         variable = SECRET_ENVIRONMENT.get(name)
         if name in given:
             found[name] = given[name]
-        elif value == flag.field.get_default(call_default_factory=True):
+        elif value.is_default:
             found[name] = "default"
         elif variable is not None and os.environ.get(variable):
             found[name] = f"variable {variable}"
@@ -203,7 +203,7 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
         config = RootConfig.model_validate(sections)
     except ValidationError as error:
         raise ConfigError(_first_problem(error)) from None
-    remember(secret for _, value in _values(config) for secret in secrets_of(value))
+    remember(secret for one in values_of(config).values() for secret in secrets_of(one.value))
     return check_config(_apply_preferred_sampling(config))
 
 
@@ -225,41 +225,59 @@ def check_foreign(values: Mapping[str, Any], own: Mapping[str, Any], where: str)
             )
 
 
+@dataclass(frozen=True)
+class Value:
+    """A setting's value in the forms in which it leaves the process, all of them JSON-compatible."""
+
+    flag: Flag
+    value: Any
+    is_given: bool
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the default, given or not."""
+        return bool(self.value == self.flag.field.get_default(call_default_factory=True))
+
+    @property
+    def shown(self) -> Any:
+        """What people may read: `***` for secrets, except a database URI that contains none."""
+        if not isinstance(self.value, SecretStr):
+            return _plain(getattr(self.value, "public", self.value))
+        text: str = self.value.get_secret_value()
+        has_secret = self.flag.name != "db_connection_string" or redact(text) != text
+        return HIDDEN if has_secret else text
+
+    @property
+    def complete(self) -> Any:
+        """What the user gave, with its secrets."""
+        is_secret = isinstance(self.value, SECRET_TYPES)
+        return _plain(self.value.get_secret_value() if is_secret else self.value)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether files of the run have it: it is of more than this start, and no secret as a whole."""
+        is_secret = isinstance(self.value, SecretStr) and self.shown == HIDDEN
+        return self.flag.name not in _ONE_SHOT and not is_secret
+
+    @property
+    def is_of_machine(self) -> bool:
+        """Whether it was derived from this machine: each machine derives its own."""
+        return not self.is_given and not self.is_default
+
+
+def values_of(config: RootConfig) -> dict[str, Value]:
+    """Return all values by flag name."""
+    return {
+        name: Value(SETTINGS[name], value, name in section.model_fields_set)
+        for _, section in config
+        for name, value in section
+    }
+
+
 def flat_values(config: RootConfig) -> dict[str, Any]:
-    """Return all values by flag name, JSON-compatible, with `***` for secrets inside them.
-
-    Flags that are secrets as a whole are omitted, except a database URI without a secret. A value
-    that was derived from this machine is None: each machine derives its own.
-    """
-    return {name: _plain(published(value)) for name, value in _persisted_values(config)}
-
-
-def _persisted_values(config: RootConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the values that are written to configuration files, by flag name."""
-    for name, value in _values(config):
-        if name in _ONE_SHOT:
-            continue
-        if _is_of_machine(config, name):
-            yield name, None
-        elif not isinstance(value, SecretStr):
-            yield name, value
-        elif name == "db_connection_string":
-            uri = value.get_secret_value()
-            if redact(uri) == uri:
-                yield name, uri
-
-
-def _is_of_machine(config: RootConfig, name: str) -> bool:
-    """Return whether a value was derived where it is used: it is neither set nor the default."""
-    flag = SETTINGS[name]
-    section = getattr(config, flag.section)
-    default = flag.field.get_default(call_default_factory=True)
-    return name not in section.model_fields_set and getattr(section, name) != default
-
-
-def _values(config: RootConfig) -> Iterator[tuple[str, Any]]:
-    for section in SECTIONS:
-        yield from getattr(config, section)
+    """Return the values that files of the run keep, by flag name; None for those of this machine."""
+    values = values_of(config).items()
+    return {name: None if one.is_of_machine else one.shown for name, one in values if one.is_kept}
 
 
 def _plain(value: Any) -> Any:
@@ -274,8 +292,12 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
     the configuration can be shared. Secrets from the user's environment are not written.
     """
     public = flat_values(config)
-    complete = {name: _plain(revealed(value)) for name, value in _persisted_values(config)}
-    private = {name: value for name, value in complete.items() if public[name] != value}
+    values = values_of(config)
+    private = {
+        name: values[name].complete
+        for name, value in public.items()
+        if value is not None and value != values[name].complete
+    }
     lines = ["# The resolved configuration of this run, without secrets.\n"]
     shown = nested(
         {
@@ -294,8 +316,7 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
         f"\n# {name}: {public[name]} (complete in {_private_file(path).name})" for name in private
     ]
     write_private(path, "".join(lines).rstrip("\n") + "\n")
-    for name in made:
-        private[name] = getattr(getattr(config, SETTINGS[name].section), name).get_secret_value()
+    private |= {name: values[name].complete for name in made}
     if private:
         write_private(_private_file(path), yaml.safe_dump(nested(private), sort_keys=False))
     else:
@@ -321,11 +342,9 @@ def _private_file(path: Path) -> Path:
 
 def secret_environment(config: RootConfig) -> dict[str, str]:
     """Return the environment variables that pass the configuration's secrets to a child process."""
-    return {
-        variable: value.get_secret_value()
-        for name, variable in SECRET_ENVIRONMENT.items()
-        if (value := getattr(getattr(config, SETTINGS[name].section), name)) is not None
-    }
+    values = values_of(config)
+    given = ((variable, values[name].complete) for name, variable in SECRET_ENVIRONMENT.items())
+    return {variable: value for variable, value in given if value is not None}
 
 
 def _fill_from_environment(sections: dict[str, dict[str, Any]]) -> None:

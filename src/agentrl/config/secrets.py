@@ -210,22 +210,6 @@ class SecretRoutes(PartlySecret, Secret[dict[str, dict[str, str]]]):
 SECRET_TYPES = (SecretStr, Secret)
 
 
-def revealed(value: Any) -> Any:
-    """Return a flag's value, including its secrets."""
-    if isinstance(value, SECRET_TYPES):
-        return value.get_secret_value()
-    return value
-
-
-def published(value: Any) -> Any:
-    """Return the public form of a flag's value; None if the whole value is a secret."""
-    if isinstance(value, SecretStr):
-        return None
-    if isinstance(value, PartlySecret):
-        return value.public
-    return value
-
-
 def secrets_of(value: Any) -> Iterator[str]:
     """Yield the secrets in a flag's value."""
     if isinstance(value, SecretStr):

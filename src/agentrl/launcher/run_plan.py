@@ -9,11 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import SecretStr
-
-from agentrl.config.flags import SETTINGS
-from agentrl.config.loading import flat_values, origins
-from agentrl.config.secrets import HIDDEN
+from agentrl.config.loading import origins, values_of
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.launcher.checks.preflight import Finding
 from agentrl.launcher.start import CheckedStart, findings
@@ -49,12 +45,11 @@ class RunPlan:
 
     def parts(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
-        values = _values(self.start.config)
         return {
             "can_start": self.can_start,
             "configuration": {
-                name: {"value": value, "origin": self.origins[name]}
-                for name, value in values.items()
+                name: {"value": value.shown, "origin": self.origins[name]}
+                for name, value in values_of(self.start.config).items()
             },
             "processes": [vars(process) for process in self._processes()],
             "gpus": dict(self.start.gpus.rows()),
@@ -73,11 +68,11 @@ class RunPlan:
 
     def lines(self) -> Iterator[str]:
         """Yield the plan as text lines; the most important come last, next to the prompt."""
-        values = _values(self.start.config)
+        values = values_of(self.start.config)
         for section, cls in SECTIONS.items():
             yield f"{section}:"
             for name in cls.model_fields:
-                value = _value_text(values[name])
+                value = _value_text(values[name].shown)
                 yield f"  {name:{_NAME_WIDTH}} {value:{_VALUE_WIDTH}} {self.origins[name]}"
         yield "processes on this machine:"
         for process in self._processes():
@@ -104,7 +99,7 @@ class RunPlan:
             yield PlannedProcess("mongod", 1, f"private, data in {config.private_mongo_dir}")
         if config.rollout.enable_sampling:
             if config.tools.tool_server_command is not None:
-                command = flat_values(config)["tool_server_command"]
+                command = config.tools.tool_server_command.public
                 yield PlannedProcess("tool server", 1, command)
             if inference.inference_urls:
                 yield PlannedProcess("serve", 1, "supervises --inference_urls")
@@ -124,19 +119,6 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
     start = CheckedStart(config)
     found = tuple([one async for one in findings(start, with_weights=False)])
     return RunPlan(start, origins(typed, start.config), found)
-
-
-def _values(config: RootConfig) -> dict[str, Any]:
-    """Return all values by flag name, JSON-compatible, with `***` for secrets."""
-    public = flat_values(config)
-    values = {}
-    for name, flag in SETTINGS.items():
-        # `flat_values` omits secrets, flags that apply to this start only, and what each machine
-        # derives for itself.
-        value = getattr(getattr(config, flag.section), name)
-        shown = HIDDEN if isinstance(value, SecretStr) else value
-        values[name] = shown if public.get(name) is None else public[name]
-    return values
 
 
 def _value_text(value: object) -> str:
