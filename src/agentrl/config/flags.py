@@ -166,7 +166,9 @@ ORIGINAL = (
     *("retrained_interval", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("weight_decay", "optim_args", "max_grad_norm", "loss_seq_chunk_size", "log_entropy"),
     *("activation_offloading", "save_total_limit", "full_determinism", "save_only_model"),
-    *("logging_steps", "eval_steps"),
+    *("logging_steps", "eval_steps", "preferred_sampling_params", "token_level_loss"),
+    *("skip_length_normalization", "drop_zero_advantage", "skip_non_positive_advantage"),
+    "minimal_advantage",
 )
 """Flags of the original AgentRL among the advanced settings: still accepted, and not in the help."""
 

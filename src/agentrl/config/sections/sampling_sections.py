@@ -1,7 +1,7 @@
 """Sections of the sampling side: tokens, rollouts, tools, agents and inference servers."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -37,9 +37,6 @@ class SamplingSection(SamplingTuning):
     max_prompt_tokens: int = Field(default=128_768, ge=1)
     """Maximum prompt length in tokens; a rollout whose context exceeds it ends with
     `length_limit`."""
-    preferred_sampling_params: Annotated[dict[str, Any] | None, PLAIN] = None
-    """JSON object whose keys (temperature, top_p, top_k, min_p, *_penalty) override the flags
-    above."""
 
 
 class RolloutSection(RolloutTuning):

@@ -36,10 +36,6 @@ class AlgorithmSection(AlgorithmTuning):
     """Half-width of the clip range."""
     epsilon_higher: float = Field(default=0.1, ge=0)
     """Extra width of the upper side of the clip range."""
-    token_level_loss: bool = True
-    """Average over all loss tokens of the step; with false, over the records."""
-    skip_length_normalization: bool = False
-    """With token_level_loss false: sum over a record instead of averaging."""
     loss_normalizer_length: int | None = Field(default=None, ge=1)
     """With skip_length_normalization: constant length in tokens to divide by (Dr.GRPO); off by
     default."""
@@ -68,12 +64,6 @@ class AlgorithmSection(AlgorithmTuning):
     sign_clip: bool = True
     """Clip advantages of wrong records (score <= 0.5) to <= 0 and those of correct records to >=
     0; not where turns have their own rewards or credit."""
-    drop_zero_advantage: bool = True
-    """Exclude turns with advantage 0 from the batch."""
-    skip_non_positive_advantage: bool = False
-    """Exclude turns with advantage <= 0 from the batch."""
-    minimal_advantage: float | None = None
-    """Minimum advantage of a turn in the batch; unbounded by default."""
     min_score_spread: float = Field(default=0.1, ge=0)
     """Minimum difference between the best and the worst score of a group; groups below it carry no
     learning signal and are dropped."""

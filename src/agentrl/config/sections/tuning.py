@@ -5,7 +5,7 @@ flags are accepted as flags, too (`config.flags.ORIGINAL`).
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr
 
@@ -67,6 +67,9 @@ class SamplingTuning(ConfigSection):
     """Penalty on the logits of tokens for each previous occurrence."""
     repetition_penalty: RepetitionPenalty = 1.0
     """Divisor of the logits of tokens that have already appeared; 1 has no effect."""
+    preferred_sampling_params: Annotated[dict[str, Any] | None, PLAIN] = None
+    """JSON object whose keys (temperature, top_p, top_k, min_p, *_penalty) override the other
+    flags of sampling."""
 
 
 class RolloutTuning(ConfigSection):
@@ -180,6 +183,16 @@ class InferenceTuning(ConfigSection):
 class AlgorithmTuning(ConfigSection):
     """Further settings of losses, advantages and filters."""
 
+    token_level_loss: bool = True
+    """Average over all loss tokens of the step; with false, over the records."""
+    skip_length_normalization: bool = False
+    """With token_level_loss false: sum over a record instead of averaging."""
+    drop_zero_advantage: bool = True
+    """Exclude turns with advantage 0 from the batch."""
+    skip_non_positive_advantage: bool = False
+    """Exclude turns with advantage <= 0 from the batch."""
+    minimal_advantage: float | None = None
+    """Minimum advantage of a turn in the batch; unbounded by default."""
     beta1: float | None = None
     """CE-GPPO weight of tokens clipped from below; off by default."""
     beta2: float | None = None
