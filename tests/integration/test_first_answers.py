@@ -8,6 +8,7 @@ import pytest
 from support.demo_run import ROOT, logs, run_command
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_answers_that_are_all_wrong_end_a_run_that_requires_a_signal(tmp_path: Path) -> None:
     lines = (ROOT / "assets/demo/train.jsonl").read_text().splitlines()[:40]

@@ -52,7 +52,9 @@ def test_gradients_of_trees_are_those_of_turns_through_the_model_as_it_came(
 
 
 @pytest.mark.filterwarnings("ignore:.*falling back to its reference PyTorch implementation")
-@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_text", pytest.param("kimi_linear", marks=pytest.mark.slow)]
+)
 def test_a_delta_rule_may_take_any_number_of_calls(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,9 @@ def test_chance_prefixes_of_answers_add_no_rounds() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*falling back to its reference PyTorch implementation")
-@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "nemotron_h"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_text", "nemotron_h", pytest.param("kimi_linear", marks=pytest.mark.slow)]
+)
 def test_copied_stubs_leave_the_gradient(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(family)
     model.set_attn_implementation(TREE_ATTENTION)

@@ -60,6 +60,7 @@ async def up(store: TrajectoryStore) -> InferenceService:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_runs_that_start_together_get_servers_of_their_own(
     mongod: EmbeddedMongo, model: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ async def test_hung_server_is_taken_out_and_replaced(
             assert (await client.generate(request(1, max_new_tokens=2))).finish_reason == "length"
 
 
+@pytest.mark.slow
 async def test_a_server_that_answers_but_cannot_compute_is_replaced(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:

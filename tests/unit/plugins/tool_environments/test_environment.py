@@ -266,19 +266,20 @@ async def test_sessions_and_their_memory_are_bounded(
             await said(other, "take_memory", megabytes=1)
 
 
-@pytest.mark.parametrize("kind", ["memfd", "shm", "deleted"])
 async def test_files_in_memory_count_as_memory_of_a_session(
-    start_environment: StartEnvironment, kind: str
+    start_environment: StartEnvironment,
 ) -> None:
     environment = start_environment({"prying": PRYING}, "--server_memory_megabytes", "300")
-    async with environment.client() as one:
-        assert await said(one, "take_files", megabytes=50, kind=kind) == "taken"
-        pids = [child.pid for child in psutil.Process(environment.process.pid).children()]
-        with suppress(MCPError):  # it may end before it can answer
-            await said(one, "take_files", megabytes=300, kind=kind)
-        async with asyncio.timeout(PATIENCE):
-            while psutil.pid_exists(pids[0]):
-                await asyncio.sleep(0.1)
+    for kind in ("memfd", "shm", "deleted"):
+        async with environment.client() as one:
+            assert await said(one, "take_files", megabytes=50, kind=kind) == "taken", kind
+            pids = [child.pid for child in psutil.Process(environment.process.pid).children()]
+            with suppress(MCPError):  # it may end before it can answer
+                await said(one, "take_files", megabytes=300, kind=kind)
+            async with asyncio.timeout(PATIENCE):
+                while psutil.pid_exists(pids[0]):
+                    await asyncio.sleep(0.1)
+        await until_alone(environment)
 
 
 @pytest.mark.slow
