@@ -226,7 +226,7 @@ def check_foreign(values: Mapping[str, Any], own: Mapping[str, Any], where: str)
 
 
 @dataclass(frozen=True)
-class Value:
+class FlagValue:
     """A setting's value in the forms in which it leaves the process, all of them JSON-compatible."""
 
     flag: Flag
@@ -265,10 +265,10 @@ class Value:
         return not self.is_given and not self.is_default
 
 
-def values_of(config: RootConfig) -> dict[str, Value]:
+def values_of(config: RootConfig) -> dict[str, FlagValue]:
     """Return all values by flag name."""
     return {
-        name: Value(SETTINGS[name], value, name in section.model_fields_set)
+        name: FlagValue(SETTINGS[name], value, name in section.model_fields_set)
         for _, section in config
         for name, value in section
     }
