@@ -177,7 +177,9 @@ async def test_served_name_follows_the_weights(
     ]
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "lacks_tensor", "wrong_shape"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "long_name", "no_path", "empty", "cut", "lacks_tensor", "wrong_shape"]
+)
 async def test_unusable_checkpoint_changes_nothing(
     client: SGLangClient, served: Served, tmp_path: Path, damage: str
 ) -> None:
@@ -197,6 +199,8 @@ async def test_unusable_checkpoint_changes_nothing(
 
 
 def damaged(source: Path, target: Path, damage: str) -> Path:
+    if damage in ("long_name", "no_path"):
+        return target.with_name("x" * 300 if damage == "long_name" else "a\0b")
     if damage == "missing":
         return target
     if damage == "wrong_shape":

@@ -131,5 +131,5 @@ def _check_run(start: CheckedStart, subject: str, check: CheckRun, path: Path) -
         return [] if found is None else [found]
     start.checked[subject] = found
     if found.problems:
-        raise ConfigError("; ".join(found.problems) + found.hint)
+        raise ConfigError("; ".join(found.problems) + " (`agentrl plan` shows the parts)")
     return []

@@ -1,4 +1,4 @@
-"""`agentrl plan`: does a configuration fit a cluster, what limits it, and what would fit?
+"""`agentrl plan`: does a configuration fit a cluster, and what limits it?
 
 Input: a configuration and a cluster, neither of which needs to exist yet. Output: a plan, as text
 and as JSON. The trainer's memory is measured by running its own code on tensors without storage
@@ -15,8 +15,7 @@ from agentrl.config.validation.checks import groups_per_step
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.plugins.planner.cluster import GB, Cluster
-from agentrl.plugins.planner.rehearsals import RankMemory, rehearsals
-from agentrl.plugins.planner.remedies import Remedy, remedies
+from agentrl.plugins.planner.rehearsals import RankMemory, rehearsed_rank
 from agentrl.plugins.planner.served_model import BYTES_OF_VALUE, ServedModel, Servers, served_model
 
 TRAINER_SHARE, COMPILED_SHARE = 0.24, 0.32
@@ -47,8 +46,6 @@ class ClusterPlan:
     workload: Workload
     rank: RankMemory
     served: ServedModel
-    remedies: tuple[Remedy, ...]
-    """Changes that would make the trainer fit, if it does not."""
 
     @property
     def servers(self) -> Servers:
@@ -77,13 +74,6 @@ class ClusterPlan:
         return f"a trainer rank needs {_gb(self.rank.peak)}, and has {_gb(self._device_bytes)}"
 
     @property
-    def hint(self) -> str:
-        """Flags with which the run would fit, as text behind a problem."""
-        found = " or ".join(remedy.flags for remedy in self.remedies)
-        remedies = f"; it fits with {found}" if found else ""
-        return f"{remedies} (`agentrl plan` shows the parts)"
-
-    @property
     def note(self) -> str:
         """What fits, in one line."""
         return f"memory: {self.rank_words}"
@@ -94,7 +84,6 @@ class ClusterPlan:
             "fits": not self.problems,
             "problems": list(self.problems),
             "slows_down": self.slows_down,
-            "remedies": [asdict(remedy) for remedy in self.remedies],
             "trainer": {
                 **asdict(self.rank),
                 "ranks": self.config.trainer.num_processes,
@@ -146,8 +135,6 @@ class ClusterPlan:
             yield f"slower because of: {self.slows_down}"
         for problem in self.problems:
             yield f"DOES NOT FIT: {problem}"
-        for remedy in self.remedies:
-            yield f"  would fit: {remedy.flags} ({_gb(remedy.peak)} per rank)"
         if not self.problems:
             yield "fits"
 
@@ -292,20 +279,9 @@ def plan_cluster(
     config: RootConfig, model_path: Path, cluster: Cluster, workload: Workload | None = None
 ) -> ClusterPlan:
     """Rehearse the trainer's step and compute the rest."""
-    with rehearsals(model_path, on_gpu=cluster.gpu is not None) as open_rehearsals:
-        rank = open_rehearsals.rank(config)
-        plan = ClusterPlan(
-            config,
-            cluster,
-            workload or usual_workload(config),
-            rank,
-            planned_server(config, model_path, rank),
-            remedies=(),
-        )
-        if rank.peak <= plan._device_bytes:
-            return plan
-        found = remedies(open_rehearsals, config, rank, plan._device_bytes)
-    return ClusterPlan(config, cluster, plan.workload, rank, plan.served, found)
+    rank = rehearsed_rank(config, model_path, on_gpu=cluster.gpu is not None)
+    served = planned_server(config, model_path, rank)
+    return ClusterPlan(config, cluster, workload or usual_workload(config), rank, served)
 
 
 def usual_workload(config: RootConfig, turns: float = 4, tokens: int | None = None) -> Workload:

@@ -7,7 +7,7 @@ from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.launcher.cluster.gpu_sharing import GpuDemand
 from agentrl.plugins.planner.cluster import this_machine
 from agentrl.plugins.planner.cluster_plan import ClusterPlan, plan_cluster, planned_server
-from agentrl.plugins.planner.rehearsals import rehearsals
+from agentrl.plugins.planner.rehearsals import rehearsed_rank
 
 
 def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> ClusterPlan | str | None:
@@ -20,8 +20,7 @@ def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> Cluste
 
 def rehearsed_demand(config: RootConfig, model_path: Path) -> GpuDemand:
     """Rehearse the trainer's step, and return what it and a server need of a GPU."""
-    with rehearsals(model_path, on_gpu=True) as open_rehearsals:
-        rank = open_rehearsals.rank(config)
+    rank = rehearsed_rank(config, model_path, on_gpu=True)
     served = planned_server(config, model_path, rank)
     longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
     return GpuDemand(rank.peak, served.weights, served.cache(longest))

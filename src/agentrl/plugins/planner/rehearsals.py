@@ -1,12 +1,12 @@
-"""Rehearsals of the trainer's step, in a separate process that imports torch.
+"""A rehearsal of the trainer's step, in a separate process that imports torch.
 
 Input: a configuration. Output: the memory of a rank in bytes.
 """
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,72 +42,55 @@ class RankMemory:
     flops_per_head_position: float
 
 
-class Rehearsals:
-    """Rehearses one configuration after another."""
+def rehearsed_rank(config: RootConfig, model_path: Path, *, on_gpu: bool) -> RankMemory:
+    """Rehearse a step of rank 0, and return its memory."""
+    longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
+    measured = _measured(
+        {
+            "model": config.model.model_dump(mode="json"),
+            "trainer": config.trainer.model_dump(mode="json"),
+            "algorithm": config.algorithm.model_dump(mode="json"),
+            "model_path": str(model_path),
+            "longest": longest,
+            "device": "gpu" if on_gpu else "cpu",
+        }
+    )
+    state_bytes = measured["weights"] + measured["gradients"] + measured["optimizer"]
+    device, host = measured["peak"], measured["offloaded"]
+    if on_gpu and config.trainer.cpu_offload:
+        # With offloading, passes copy one layer at a time to the device.
+        device, host = measured["activations"], host + state_bytes
+    elif on_gpu and config.inference.colocated:
+        host += measured["weights"] + measured["optimizer"]  # while the servers sample
+    flops = measured["flops"]
+    return RankMemory(
+        weights=measured["weights"],
+        gradients=measured["gradients"],
+        optimizer=measured["optimizer"],
+        activations=measured["activations"],
+        peak=device,
+        host=host,
+        num_parameters=measured["num_parameters"],
+        num_trained=measured["num_trained"],
+        flops_per_token=flops["per_token"],
+        flops_per_pair=flops["per_pair"],
+        flops_per_head_position=flops["per_head_position"],
+    )
 
-    def __init__(self, model_path: Path, *, on_gpu: bool) -> None:
-        self._model_path = model_path
-        self._on_gpu = on_gpu
-        # The process only simulates a GPU.
-        environment = {**os.environ, VISIBLE: ""}
-        argv = [sys.executable, "-m", _MODULE]
-        self._process = RequestProcess("the rehearsal", argv, environment, quiet=True)
 
-    def rank(self, config: RootConfig) -> RankMemory:
-        """Return the memory of rank 0."""
-        longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
-        measured = self._request(
-            {
-                "model": config.model.model_dump(mode="json"),
-                "trainer": config.trainer.model_dump(mode="json"),
-                "algorithm": config.algorithm.model_dump(mode="json"),
-                "model_path": str(self._model_path),
-                "longest": longest,
-                "device": "gpu" if self._on_gpu else "cpu",
-            }
-        )
-        state_bytes = measured["weights"] + measured["gradients"] + measured["optimizer"]
-        device, host = measured["peak"], measured["offloaded"]
-        if self._on_gpu and config.trainer.cpu_offload:
-            # With offloading, passes copy one layer at a time to the device.
-            device, host = measured["activations"], host + state_bytes
-        elif self._on_gpu and config.inference.colocated:
-            host += measured["weights"] + measured["optimizer"]  # while the servers sample
-        flops = measured["flops"]
-        return RankMemory(
-            weights=measured["weights"],
-            gradients=measured["gradients"],
-            optimizer=measured["optimizer"],
-            activations=measured["activations"],
-            peak=device,
-            host=host,
-            num_parameters=measured["num_parameters"],
-            num_trained=measured["num_trained"],
-            flops_per_token=flops["per_token"],
-            flops_per_pair=flops["per_pair"],
-            flops_per_head_position=flops["per_head_position"],
-        )
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.close()
-
-    def _request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(request: Mapping[str, Any]) -> dict[str, Any]:
+    # The process only simulates a GPU.
+    environment = {**os.environ, VISIBLE: ""}
+    argv = [sys.executable, "-m", _MODULE]
+    with closing(RequestProcess("the rehearsal", argv, environment, quiet=True)) as process:
         try:
-            answer = self._process.ask_and_wait(request, _REHEARSAL_SECONDS)
+            answer = process.ask_and_wait(request, _REHEARSAL_SECONDS)
         except AgentWorkerError as error:
             raise ConfigError(f"cannot rehearse a step of this model: {error}") from None
         except TimeoutError:
             raise ConfigError(
                 f"cannot rehearse a step of this model within {_REHEARSAL_SECONDS:.0f} s"
             ) from None
-        if "problem" in answer:
-            raise ConfigError(answer["problem"])
-        return answer
-
-
-@contextmanager
-def rehearsals(model_path: Path, *, on_gpu: bool) -> Iterator[Rehearsals]:
-    """Open the process."""
-    with closing(Rehearsals(model_path, on_gpu=on_gpu)) as process:
-        yield process
+    if "problem" in answer:
+        raise ConfigError(answer["problem"])
+    return answer

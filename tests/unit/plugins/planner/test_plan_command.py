@@ -67,8 +67,6 @@ def test_a_model_that_is_only_described_is_planned_for_eight_gpus(
     status, found = plan(capsys, *flags, *small, "--inference_backend", "sglang")
     assert status == 2
     assert found["trainer"]["peak"] > found["trainer"]["device_bytes"]
-    assert [remedy["peak"] for remedy in found["remedies"]]
-    assert all(remedy["peak"] < 0.4e9 for remedy in found["remedies"])
 
 
 @pytest.mark.slow

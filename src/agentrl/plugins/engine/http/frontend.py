@@ -180,7 +180,11 @@ class FrontEnd:
     def check_place(self, path: str) -> None:
         """Refuse weights outside the allowed directories, also behind a link."""
         roots = self.config.weight_roots
-        resolved = Path(path).resolve()
+        try:
+            resolved = Path(path).resolve()
+            resolved.exists()  # raises for a name that is too long
+        except (OSError, ValueError) as error:
+            raise InferenceError(f"{path!r} is no path: {error}") from error
         if roots and not any(resolved.is_relative_to(root.resolve()) for root in roots):
             raise InferenceError(
                 f"{path} is outside the directories that this server loads weights from "

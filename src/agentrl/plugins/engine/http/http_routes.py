@@ -389,12 +389,11 @@ class _Routes:
             await change
         except InferenceError as error:
             error_message = str(error)
+        loaded = {name: adapter.path for name, adapter in self._engine.adapters.items()}
         body = {
             "success": error_message is None,
             "error_message": error_message,
-            "loaded_adapters": {
-                name: adapter.path for name, adapter in self._engine.adapters.items()
-            },
+            "loaded_adapters": loaded,
         }
         return JSONResponse(body, 200 if error_message is None else 400)
 
@@ -437,13 +436,9 @@ class _Routes:
     async def update_from_group(self, http: Request) -> Response:
         body = await _read(_UpdateFromGroup, http)
         if body.load_format is not None:
-            return _failed(
-                f"the embedded engine takes tensors one by one, not as {body.load_format}"
-            )
+            return _failed(f"the engine takes tensors one by one, not as {body.load_format}")
         if not self._is_update_open:
-            return _failed(
-                "weights are accepted only between begin_weight_update and end_weight_update"
-            )
+            return _failed("weights arrive only between begin_weight_update and end_weight_update")
         try:
             is_flushed = await self._engine.update_weights_from_group(
                 WeightManifest(body.group_name, body.names, body.dtypes, body.shapes),

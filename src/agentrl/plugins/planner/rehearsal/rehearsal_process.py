@@ -1,4 +1,4 @@
-"""The rehearsal process, which answers the requests of `Rehearsals`.
+"""The rehearsal process, which answers the requests of `rehearsed_rank`.
 
 Planning commands start `python -m agentrl.plugins.planner.rehearsal.rehearsal_process` instead of importing
 torch. It should see no GPU (`CUDA_VISIBLE_DEVICES=`), since it simulates one.
