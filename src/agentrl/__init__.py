@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
         return open_run
     if name == "__version__":
-        from agentrl.runtime.package_version import package_version  # noqa: PLC0415
+        from agentrl.runtime.installation import package_version  # noqa: PLC0415
 
         return package_version()
     raise AttributeError(f"module 'agentrl' has no attribute {name!r}")

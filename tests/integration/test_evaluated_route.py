@@ -70,8 +70,7 @@ def evaluate(folder: Path, url: str, key: str) -> subprocess.CompletedProcess[st
     values: dict[str, object] = {
         "eval_file": folder / "eval.jsonl",
         "tool_server_command": f"{sys.executable} {ROOT}/examples/shop/server.py --port {{port}}",
-        "agent_routes": json.dumps({"large": route}),
-        "evaluated_route": "large",
+        "evaluated_route": json.dumps(route),
         "output_dir": folder / "output",
         "logs_dir": folder / "logs",
         "mongo_data_dir": folder / "mongo",
@@ -90,7 +89,8 @@ async def test_any_chat_model_is_scored_with_the_tools(tmp_path: Path) -> None:
         done = evaluate(tmp_path, url, KEY)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "output/eval.json").read_text())
-    assert (result["model"], result["reward_mean"], result["num_unscored"]) == ("large", 0.5, 0)
+    assert (result["model"], result["num_unscored"]) == ("somebody/large", 0)
+    assert result["reward_mean"] == 0.5
     assert {body["model"] for body in asked} == {"somebody/large"}
     final = asked[-1]["messages"]
     assert [message["role"] for message in final] == ["user", "assistant", "tool"]
@@ -102,7 +102,7 @@ async def test_any_chat_model_is_scored_with_the_tools(tmp_path: Path) -> None:
             turns = await store.turns.get_many(records[0].turns)
     assert [record.final_answer for record in records] == ["22", "22"]
     assert [turn.parent for turn in turns] == [None, 0]
-    assert [turn.model for turn in turns] == ["large", "large"]
+    assert {turn.model for turn in turns} == {"somebody/large"}
     assert not any(turn.trainable for turn in turns)
     assert turns[0].tool_results[0].content == "22"
     assert not list((tmp_path / "logs").glob("*serve*"))
@@ -113,6 +113,8 @@ def test_a_wrong_key_is_named_before_anything_starts(tmp_path: Path) -> None:
         done = evaluate(tmp_path, url, "sk-wrong")
     assert done.returncode != 0
     assert not asked
-    assert "--evaluated_route large: Incorrect API key provided" in done.stderr + done.stdout
+    assert (
+        "--evaluated_route somebody/large: Incorrect API key provided" in done.stderr + done.stdout
+    )
     assert "sk-wrong" not in done.stdout + done.stderr
     assert not (tmp_path / "output").exists()

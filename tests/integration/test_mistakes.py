@@ -407,7 +407,7 @@ MISTAKES = {
     "--agent exits.py:play": "importing it exits the program (3)",
     "--agent kinds.py:Agent": "it is a class; an agent must be a function",
     "--agent kinds.py:steps": "it is a generator; an agent must be a function",
-    "--agent_routes {}x": "--agent_routes is not valid JSON",
+    "--evaluated_route {}x": "--evaluated_route is not valid JSON",
     "--mcp_servers nowhere.json": "nowhere.json: No such file or directory in /",
     f"{NO_TOOLS} --mcp_servers broken.json": "broken.json",
     f"{NO_TOOLS} --mcp_servers servers.json": "mcpServers.a.comand: unknown setting",

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from support.play import Serving, claim, open_play
 from agentrl.config.sections import AgentSection
 from agentrl.rollout import RolloutContext, RolloutResult
 from agentrl.rollout.agent import AgentEndpoint, AgentEndpointServer, AgentFunction, AgentSampler
+from agentrl.rollout.evaluated_route import open_evaluated_route
 from agentrl.schema import DispatchedSamplingTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 
@@ -62,9 +63,10 @@ async def open_stage(
     section = agents or AgentSection()
     async with (
         open_play(store, engine, None, **play) as context,
+        open_evaluated_route(section) as route,
         AgentEndpointServer.open(section, MODEL) as endpoints,
     ):
-        yield Stage(context, endpoints)
+        yield Stage(replace(context, evaluated_route=route), endpoints)
 
 
 @asynccontextmanager

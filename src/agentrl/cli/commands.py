@@ -24,7 +24,7 @@ from agentrl.config.named_files import existing_or_shipped, shipped_file
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import required_hook
-from agentrl.runtime.frozen_imports import frozen_imports
+from agentrl.runtime.processes.memory import frozen_imports
 from agentrl.runtime.processes.signals import INTERRUPTED, NO_SIGNAL
 
 DEMO_CONFIG = "assets/demo/grpo.yaml"

@@ -20,7 +20,7 @@ import click
 from agentrl.errors import AgentRLError
 from agentrl.plugin_registry import PluginCommand, imported, installed_plugins
 from agentrl.runtime.http.proxies import direct_to_this_machine
-from agentrl.runtime.processes.private_memory import keep_memory_private
+from agentrl.runtime.processes.memory import keep_memory_private
 
 _OWN: dict[str, tuple[str, str]] = {
     "init": ("commands:init", "create a project: tools, questions, scorer, configuration"),
@@ -82,7 +82,7 @@ class _Commands(click.Group):
         return command
 
     def get_help(self, ctx: click.Context) -> str:
-        from agentrl.runtime.package_version import package_version
+        from agentrl.runtime.installation import package_version
 
         lines = [
             f"agentrl {package_version()}",
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.update(direct_to_this_machine(os.environ))
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
-        from agentrl.runtime.package_version import package_version
+        from agentrl.runtime.installation import package_version
 
         print(package_version())
         return 0

@@ -17,7 +17,7 @@ from agentrl.config.own_function import OWN_FUNCTION_FLAGS, REFERENCE, BuiltInOr
 from agentrl.config.secrets import (
     SECRET_TYPES,
     SecretCommand,
-    SecretRoutes,
+    SecretRoute,
     SecretServers,
     SecretUrl,
 )
@@ -42,7 +42,7 @@ _VALUE_NAMES: dict[Any, str] = {
     SecretUrl: "URL",
     SecretCommand: "COMMAND",
     SecretServers: "TEXT",
-    SecretRoutes: "JSON",
+    SecretRoute: "JSON",
     dict: "JSON",
     tuple: "A,B,...",
 }
@@ -85,7 +85,7 @@ class Flag:
     @property
     def is_mapping(self) -> bool:
         """Whether the flag takes a JSON object."""
-        return self._kind in (dict, SecretRoutes)
+        return self._kind in (dict, SecretRoute)
 
     @property
     def is_secret(self) -> bool:

@@ -189,22 +189,23 @@ class SecretServers(PartlySecret, Secret[str]):
         yield from _server_secrets(_parse_json(text)) if self.is_json else _url_secrets(text)
 
 
-class SecretRoutes(PartlySecret, Secret[dict[str, dict[str, str]]]):
-    """Other models by name; their addresses may contain secrets."""
+class SecretRoute(PartlySecret, Secret[dict[str, str]]):
+    """A model at another address, which may contain secrets."""
 
     @property
-    def public(self) -> dict[str, dict[str, str]]:
-        """The models with redacted addresses."""
-        return {
-            name: {key: redact(text) for key, text in route.items()}
-            for name, route in self.get_secret_value().items()
-        }
+    def model(self) -> str:
+        """Its name there."""
+        return self.get_secret_value()["model"]
+
+    @property
+    def public(self) -> dict[str, str]:
+        """The model with a redacted address."""
+        return {key: redact(text) for key, text in self.get_secret_value().items()}
 
     def secrets(self) -> Iterator[str]:
-        """Yield the secret parts of the addresses."""
-        for route in self.get_secret_value().values():
-            for text in route.values():
-                yield from _url_secrets(text)
+        """Yield the secret parts of the address."""
+        for text in self.get_secret_value().values():
+            yield from _url_secrets(text)
 
 
 SECRET_TYPES = (SecretStr, Secret)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from agentrl.config.secrets import SecretCommand, SecretRoutes, SecretServers, SecretUrl
+from agentrl.config.secrets import SecretCommand, SecretRoute, SecretServers, SecretUrl
 
 Kind = Literal["plain", "code", "path", "command", "address", "secret"]
 
@@ -45,7 +45,7 @@ _OF_TYPES: dict[Any, Naming] = {
     **dict.fromkeys((bool, int, float, NoneType), PLAIN),
     Path: PATH,
     **dict.fromkeys((SecretCommand, SecretServers), COMMAND),
-    **dict.fromkeys((SecretUrl, SecretRoutes), ADDRESS),
+    **dict.fromkeys((SecretUrl, SecretRoute), ADDRESS),
     SecretStr: SECRET,
 }
 

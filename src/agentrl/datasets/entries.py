@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from agentrl.errors import DatasetError
-from agentrl.runtime.http.reachability import unreachable_reason
+from agentrl.runtime.http.http_clients import unreachable_reason
 
 _CHUNK_CHARS = 1 << 16
 _WHITESPACE = " \t\r\n"

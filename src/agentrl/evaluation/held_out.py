@@ -23,7 +23,7 @@ from agentrl.evaluation.eval_scores import (
     rows_by_tag,
     score_row,
 )
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.processes.signals import stopped_within
 from agentrl.schema import MCPTask, Record, Task
 from agentrl.store import TrajectoryStore

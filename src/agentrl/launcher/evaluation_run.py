@@ -29,7 +29,7 @@ from agentrl.launcher.console.run_report import report_if_slow, run_console, say
 from agentrl.launcher.start import announced_start
 from agentrl.models.checkpoints.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import counted
 from agentrl.runtime.processes.signals import INTERRUPTED
 from agentrl.schema import Policy, Run
@@ -109,7 +109,8 @@ async def _evaluate(
         await cluster.start_servers()
     await cluster.start_samplers()
     tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
-    model = config.agents.evaluated_route or str(adapter or config.model.model_name_or_path)
+    route = config.agents.evaluated_route
+    model = route.model if route else str(adapter or config.model.model_name_or_path)
     say(console, f"{counted(len(tasks), 'question')} for {model}")
     follower = asyncio.create_task(follow(console, store))
     try:

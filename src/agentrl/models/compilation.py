@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError
 from agentrl.models.policy import PolicyModel
-from agentrl.runtime.user_cache import user_cache
+from agentrl.runtime.installation import user_cache
 
 _COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang"))}
 """Type of device -> the variable that names the compiler that torch or Triton calls, and the names

@@ -4,8 +4,6 @@ Values may refer to environment variables, `${NAME}` or `${NAME:-default}`, so t
 contain keys. An invalid section is reported when it is first used.
 """
 
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from agentrl.config.named_files import YamlAsTyped, read_text_file
 from agentrl.errors import ConfigError
-
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+from agentrl.runtime.variables import with_variables
 
 
 class _Strict(BaseModel):
@@ -156,27 +153,11 @@ def _section(
     if data.get(name) is None:
         return None
     try:
-        return kind.model_validate(_interpolate(data[name]))
-    except KeyError as error:
-        problems[name] = f"the environment variable {error.args[0]} is not set"
+        return kind.model_validate(with_variables(data[name]))
+    except ConfigError as error:
+        problems[name] = str(error)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         location = ".".join(map(str, first["loc"]))
         problems[name] = f"{location}: {first['msg']}" if location else first["msg"]
     return None
-
-
-def _interpolate(value: object) -> object:
-    """Replace `${NAME}` in all strings; raises KeyError for a variable that is not set."""
-    if isinstance(value, str):
-        return _VARIABLE.sub(_variable_value, value)
-    if isinstance(value, dict):
-        return {key: _interpolate(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_interpolate(item) for item in value]
-    return value
-
-
-def _variable_value(match: re.Match[str]) -> str:
-    name, default = match[1], match[2]
-    return os.environ[name] if default is None else os.environ.get(name) or default

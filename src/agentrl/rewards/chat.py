@@ -1,13 +1,13 @@
-"""Requests to language models behind OpenAI-compatible endpoints, for the judge and the summarizer.
+"""Requests to language models behind OpenAI-compatible endpoints: judges, the summarizer, an evaluated one.
 
 The caller decides what an outage means (a missing score, a failed attempt).
 """
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
 
@@ -25,11 +25,21 @@ _MAX_REPLY_BYTES = 8 << 20
 
 
 class Retryable(Exception):
-    """A request failed, or its reply is unusable; a retry may succeed. Never leaves `ask_models`."""
+    """A request failed, or its reply is unusable; a retry may succeed."""
 
 
-class _GiveUp(Exception):
-    """Another request to this model is pointless. Never leaves `ask_models`."""
+class Refused(Exception):
+    """Another request to this model is pointless.
+
+    Attributes:
+        status: of HTTP; 0 if nothing could be sent.
+        reply: the body of the reply.
+    """
+
+    def __init__(self, reason: str, status: int = 0, reply: bytes = b"") -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reply = reply
 
 
 def open_chat_client(timeout: float) -> httpx.AsyncClient:
@@ -59,7 +69,7 @@ async def ask_models(
         try:
             ask = partial(attempt, endpoint)
             return endpoint.model, await retried(ask, on=Retryable, pauses=pauses)
-        except (Retryable, _GiveUp, MayNotAsk) as error:
+        except (Retryable, Refused, MayNotAsk) as error:
             reasons.append(f"{endpoint.model}: {error}")
     raise InferenceError("; ".join(reasons))
 
@@ -68,19 +78,35 @@ async def _ask(
     client: httpx.AsyncClient, endpoint: ModelEndpoint, settings: ChatModels, prompt: str
 ) -> str:
     """Return one model's reply to one user message."""
-    key = endpoint.api_key.get_secret_value()
     body = {
         **settings.extra_body,
         "model": endpoint.model,
         "messages": [{"role": "user", "content": prompt}],
     }
+    key = endpoint.api_key.get_secret_value()
+    choice = await ask_chat(client, endpoint.base_url, key, body, seconds=settings.timeout)
+    content = choice["message"].get("content")
+    if not isinstance(content, str):
+        raise Retryable("the response has no text")
+    return content
+
+
+async def ask_chat(
+    client: httpx.AsyncClient, base_url: str, key: str, body: Mapping[str, Any], *, seconds: float
+) -> dict[str, Any]:
+    """Return the first choice of a chat completion, which has a message.
+
+    Raises:
+        Retryable: a network or the server failed, or the reply is unusable.
+        Refused: the server refused the request.
+    """
     try:
         status, reply = await read_reply(
             client,
             "POST",
-            f"{endpoint.base_url.rstrip('/')}/chat/completions",
+            f"{base_url.rstrip('/')}/chat/completions",
             max_bytes=_MAX_REPLY_BYTES,
-            seconds=settings.timeout,
+            seconds=seconds,
             json=body,
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
@@ -89,18 +115,17 @@ async def _ask(
     except (httpx.TransportError, TimeoutError) as error:
         raise Retryable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise _GiveUp(str(error)) from error
+        raise Refused(str(error)) from error
     if status in (408, 409, 429) or status >= 500:
         raise Retryable(f"HTTP {status}")
     if status >= 300:
-        raise _GiveUp(f"HTTP {status}")
+        raise Refused(f"HTTP {status}", status, reply)
     try:
-        content = json_of(reply)["choices"][0]["message"]["content"]
+        choice = json_of(reply)["choices"][0]
+        choice["message"]["content"]
     except (UnreadableReply, LookupError, TypeError) as error:
         raise Retryable("the response is not a chat completion") from error
-    if not isinstance(content, str):
-        raise Retryable("the response has no text")
-    return content
+    return cast("dict[str, Any]", choice)
 
 
 @cache

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import IO
 from weakref import WeakKeyDictionary
 
 from agentrl.errors import ConfigError
+from agentrl.runtime.processes.child_processes import signal_group
 from agentrl.runtime.processes.wall import Wall, scratch_directory, wall_gap
 
 MAX_OUTPUT_BYTES = 64 * 1024
@@ -176,7 +176,7 @@ class _Program:
     def kill(self) -> None:
         """End it with all that it started."""
         if self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            signal_group(self._process.pid)
             self._process.wait()
 
 

@@ -6,6 +6,7 @@ other exception is a `ScorerDefect` unless an outage caused it. Neither becomes 
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,6 @@ from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.scorer_process import ScorerProcess
 from agentrl.rewards.scorer_threads import ScorerThreads
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
-from agentrl.rewards.weighted_terms import weighted_terms
 from agentrl.schema import GroundTruth, Record, Score
 
 
@@ -54,6 +54,7 @@ _threads = ScorerThreads(4)
 _processes: dict[str, ScorerProcess] = {}
 """Processes of the scorers that a file or module registers, by its name."""
 
+_TERM = re.compile(r"\s*(?:(-?\d*\.?\d+)\s*\*\s*)?([^\s+*]+)\s*")
 _Function = TypeVar("_Function", bound=ScoringFunction)
 
 
@@ -388,6 +389,14 @@ class MCPScorerFactory:
             raise
         except Exception as error:
             raise ConfigError(f"scorer {name!r}: {type(error).__name__}: {error}") from error
+
+
+def weighted_terms(name: str) -> list[tuple[float, str]]:
+    """Return the weights and names that a name sums; nothing if it is no sum."""
+    matches = [_TERM.fullmatch(text) for text in name.split("+")]
+    terms = [(float(match[1] or 1), match[2]) for match in matches if match is not None]
+    is_sum = len(terms) == len(matches) and ("+" in name or "*" in name)
+    return terms if is_sum else []
 
 
 def _weighted_sum(name: str, terms: Sequence[tuple[float, Scorer]]) -> Scorer:

@@ -8,9 +8,19 @@ A unit on one side alone is no difference: the question may have named it. Units
 agree or convert into each other. A percentage equals its fraction (50% is 1/2), and also the number
 before the sign, since `50` answers a question for a percentage; but only above 1, where a fraction
 would not be meant.
+
+As a program (`math_pool`), it compares answers: one JSON line in, one out. math-verify limits its own
+work with SIGALRM, which works only in main threads and cannot interrupt C code. Here each comparison
+has a CPU time limit, and the kernel kills a process that exceeds it. With a wall-clock limit, verdicts
+would depend on the load of the machine.
 """
 
+import json
+import logging
 import math
+import resource
+import signal
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +36,7 @@ RELATIVE_TOLERANCE = 1e-6
 """Largest difference of two numbers of which one is a decimal, relative to the larger."""
 _DIGITS = 40
 """Digits to which exact numbers are computed where their difference does not simplify to 0."""
+_MEMORY_BYTES = 4 * 2**30
 _MAX_SIZE = 100_000.0
 """Digits of the largest number that is computed; the answer 9^9^9 would take all memory."""
 _PERCENT = frozenset({("percent", 1)})
@@ -235,3 +246,27 @@ def _magnitude(value: Any, size: float) -> float:
     if isinstance(value, sympy.Rational):
         return max(1.0, float(min(abs(value), 10**300)))
     return math.pow(10, min(size, 300.0))
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    logging.disable(logging.WARNING)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])
+        reply: dict[str, object]
+        try:
+            reply = {
+                "correct": any(is_equal(right, request["answer"]) for right in request["accepted"])
+            }
+        except Exception as error:  # noqa: BLE001  the library fails on odd answers in many ways
+            reply = {"error": f"{type(error).__name__}: {error}"[:500]}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(json.dumps({"id": request["id"], **reply}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The scorer `math`: mathematical comparison in worker processes (`math_worker`).
+"""The scorer `math`: mathematical comparison in worker processes (`math_equality`).
 
 The workers are processes because only the kernel can end a comparison that hangs in C code.
 """
@@ -75,7 +75,7 @@ class MathPool:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            argv = [sys.executable, "-P", "-m", "agentrl.rewards.math_worker"]
+            argv = [sys.executable, "-P", "-m", "agentrl.rewards.math_equality"]
             return RequestProcess("the math worker", argv, os.environ)
 
 

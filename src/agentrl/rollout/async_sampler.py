@@ -23,14 +23,8 @@ from agentrl.renderers.conversation import Conversation, Prompt
 from agentrl.renderers.reply import Reply
 from agentrl.renderers.untrusted_text import Tools
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.evaluated_route import EvaluatedRoute, addresses_of, parsed_reply
-from agentrl.rollout.recorded_turns import (
-    BranchTurns,
-    ForkPoint,
-    RecordedTurns,
-    ResumedTurns,
-    difference_of,
-)
+from agentrl.rollout.evaluated_route import EvaluatedRoute
+from agentrl.rollout.recorded_turns import RecordedTurns, difference_of
 from agentrl.rollout.turn_writes import TurnWrites
 from agentrl.schema import (
     DispatchedSamplingTask,
@@ -44,7 +38,7 @@ from agentrl.schema import (
     ToolCall,
     ToolResult,
 )
-from agentrl.schema.image import content_with_images
+from agentrl.schema.image import content_with_images, image_addresses
 from agentrl.schema.routed_experts import first_routed, pack_experts
 
 TaskType = TypeVar("TaskType", bound=Task)
@@ -97,7 +91,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
     and never become a score.
 
     If the tools are declared resumable, another process resumes the rollout of a process that died
-    (see `resume`). Use a class that keeps state outside its turns only without that flag.
+    (see `play_first`). Use a class that keeps state outside its turns only without that flag.
 
     Example:
         ```python
@@ -135,29 +129,18 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.deadline = context.servers.clock.now() + context.rollout.rollout_timeout_seconds
         """When the rollout times out, on the clock of the servers."""
         self._num_requests = 0
-        self._recorded: RecordedTurns = ResumedTurns()
+        self._recorded = RecordedTurns()
         # By turn: tokens that its images take in the server's prompt beyond their placeholders.
         self._image_tokens: dict[int, int] = {}
 
-    def resume(self, turns: Sequence[DispatchedSamplingTask]) -> None:
-        """Resume an attempt whose holder died or released it.
+    def play_first(self, recorded: RecordedTurns) -> None:
+        """Resume an attempt, or start at a turn of another Record instead of at the question.
 
-        `run` starts from the beginning, but `generate` replays these turns instead of asking a
-        server, and `recorded_result` the results of their tools, until they are used up. A rollout
-        whose next step depends on these alone arrives where the other one stopped.
-
-        Args:
-            turns: the durable turns of the attempt, in order.
+        `run` starts from the beginning, but `generate` returns these turns instead of asking a
+        server, and `result_of` the results of their tools, until they are used up. A rollout whose
+        next step depends on these alone arrives where the other one stopped.
         """
-        self._recorded = ResumedTurns(tuple(turns))
-
-    def fork(self, point: ForkPoint | BranchTurns) -> None:
-        """Start at a turn of another Record instead of at the question.
-
-        `run` starts from the beginning, as it does in `resume`; the turns before the fork are stored
-        again, as this attempt's.
-        """
-        self._recorded = point
+        self._recorded = recorded
 
     @abstractmethod
     async def run(self) -> RolloutResult:
@@ -242,7 +225,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         started_at = self.now()
         added = conversation.pending
         sampling = self.context.sampling_params(self.task.split)
-        addresses = addresses_of(conversation.history)
+        addresses = tuple(dict.fromkeys(image_addresses(conversation.history)))
         images = dict(zip(addresses, await self.context.images.inlined(addresses), strict=True))
         answered = await self.within_time(route.reply(conversation, sampling, images))
         parent = conversation.last_turn
@@ -251,16 +234,14 @@ class AsyncSampler(ABC, Generic[TaskType]):
             parent=None if parent is None else parent.index,
             added_messages=tuple(m for m in added if not _is_result(m, results)),
             tools=tuple(dict(tool) for tool in conversation.tools) if parent is None else (),
-            output_text=str(answered.message["content"]),
-            tool_calls=answered.tool_calls,
-            finish_reason="length" if answered.finish_reason == "length" else "stop",
+            **answered.fields(),
             branch_reason=conversation.branch_reason,
             model=route.name,
-            server=answered.server,
+            server=route.server,
             started_at=started_at,
         )
         conversation.replied(turn.index, np.empty(0, dtype=np.int32), answered.message)
-        return turn, parsed_reply(answered)
+        return turn, answered.parsed()
 
     async def sample(
         self,
@@ -470,14 +451,6 @@ class AsyncSampler(ABC, Generic[TaskType]):
         state = await self.snapshot()
         return "" if state is None else await self.context.store.snapshots.put(state)
 
-    def recorded_result(self, call: ToolCall) -> ToolResult | None:
-        """Return the recorded result that must replace a call of the last turn, if any.
-
-        Raises:
-            ToolError: the rollout is a fork, and the tools cannot be called in the middle of it.
-        """
-        return self._recorded.result(self.turns[-1], call)
-
     async def result_of(
         self, call: ToolCall, make: Callable[[], Awaitable[ToolResult]]
     ) -> ToolResult:
@@ -493,9 +466,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
         Raises:
             BranchClosed: the result differs from the recorded one.
             LimitReached: the rollout timed out.
-            ToolError: see `recorded_result`.
+            ToolError: the rollout is a fork, and the tools cannot be called in the middle of it.
         """
-        recorded = self.recorded_result(call)
+        recorded = self._recorded.result(self.turns[-1], call)
         if recorded is not None and not self._recorded.replays_calls:
             return recorded
         result = await self.within_time(make())

@@ -1,4 +1,4 @@
-"""Turns that a rollout replays before it samples: of a resumed attempt, or before a fork or branch.
+"""Turns that a rollout plays before it samples: of a resumed attempt, or before a fork or branch.
 
 A rollout's `run` starts from the beginning; `AsyncSampler.generate` looks up each prompt here and
 uses the recorded turns as replies until none are left.
@@ -6,7 +6,8 @@ uses the recorded turns as replies until none are left.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,29 +31,110 @@ _CONTEXT_TOKENS = 8
 """Tokens shown on either side of the first difference between a recorded and a rendered prompt."""
 
 
-@dataclass(frozen=True)
-class ResumedTurns:
-    """The durable turns of an attempt whose holder died or released it.
+@dataclass(kw_only=True)
+class RecordedTurns:
+    """Turns that a rollout plays before it samples, and what changes where it goes on.
 
-    This process must render exactly the prompts that they were sampled from: it continues where
-    they end, from messages that it builds itself.
+    Prompts up to `turn` are the parent's stored ids, even if a template or tokenizer would encode
+    their texts differently today. Behind it, this process must render exactly the prompts that the
+    attempt's own turns were sampled from: it continues where they end, from messages that it builds
+    itself.
+
+    Attributes:
+        turns: the turns to play: the parent's before `turn`, then those of the attempt.
+        num_own: how many of them belong to this attempt already; the others are stored as its own.
+        parent: all turns of the Record that the rollout leaves; empty if it leaves none.
+        turn: index of the parent's turn that is sampled again; -1 without a parent.
+        messages: what the model sees at `turn` in place of the parent's messages.
+        sampling: parameters of all new turns.
+        first_sampling: additional parameters of the first.
+        replays_calls: the tools keep state: the calls before `turn` are made again, so that the
+            rollout's own tools are where the parent's were.
+        state: what the parent's `AsyncSampler.snapshot` returned before the turn; None without one.
+        uses_parents_results: the tools keep state and cannot be called in the middle of a rollout:
+            results behind `turn` are the parent's as long as the calls are.
     """
 
     turns: tuple[DispatchedSamplingTask, ...] = ()
+    num_own: int = 0
+    parent: tuple[DispatchedSamplingTask, ...] = ()
+    turn: int = -1
+    messages: tuple[Message, ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    replays_calls = False
-    state = None
+    first_sampling: Mapping[str, Any] = field(default_factory=dict)
+    replays_calls: bool = False
+    state: bytes | None = None
+    uses_parents_results: bool = False
+    _has_same_calls: bool = field(default=True, init=False)
+
+    @classmethod
+    def of_attempt(cls, turns: Sequence[DispatchedSamplingTask]) -> Self:
+        """Return the durable turns of an attempt whose holder died or released it."""
+        return cls(turns=tuple(turns), num_own=len(turns))
+
+    @classmethod
+    def before_branch(
+        cls,
+        parent: Sequence[DispatchedSamplingTask],
+        turn: int,
+        own: Sequence[DispatchedSamplingTask] = (),
+        *,
+        replays_calls: bool,
+        state: bytes | None = None,
+    ) -> Self:
+        """Return the turns before a branch; `own` are those that another process stored of it."""
+        check_fork_turn(parent, turn)
+        return cls(
+            turns=(*own, *parent[len(own) : turn]),
+            num_own=len(own),
+            parent=tuple(parent),
+            turn=turn,
+            replays_calls=replays_calls,
+            state=state,
+        )
+
+    @classmethod
+    def before_fork(
+        cls,
+        parent: Sequence[DispatchedSamplingTask],
+        turn: int,
+        *,
+        messages: Sequence[Message] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        tools_keep_state: bool,
+    ) -> Self:
+        """Return the turns before a turn that is sampled again with other messages or parameters."""
+        check_fork_turn(parent, turn)
+        turns = tuple(parent[:turn])
+        if messages is not None and turn:
+            turns = (*turns[:-1], _with_results(turns[-1], messages))
+        own = parent[turn].sampling_params
+        return cls(
+            turns=turns,
+            parent=tuple(parent),
+            turn=turn,
+            messages=None if messages is None else tuple(messages),
+            sampling={**own.model_dump(exclude=_PER_CALL_SAMPLING), **(sampling or {})},
+            first_sampling={"grammar": own.grammar, "stop": own.stop},
+            uses_parents_results=tools_keep_state,
+        )
 
     def is_own(self, index: int) -> bool:
-        """Return whether a recorded turn already belongs to this attempt."""
-        return True
+        """Return whether a turn already belongs to this attempt."""
+        return index < self.num_own
 
     def parent_turn(self, index: int) -> DispatchedSamplingTask | None:
-        """Return None: there is no parent."""
-        return None
+        """Return the parent's turn whose prompt turn `index` has too; None behind `turn`."""
+        return self.parent[index] if index <= self.turn else None
 
     def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
-        """Return the prompt of turn `index`."""
+        """Return the prompt of turn `index`: up to `turn` the stored one."""
+        if index == 0 and self.parent:
+            conversation.tools = self.parent[0].tools
+        if index == self.turn and self.messages is not None:
+            conversation.pending = list(self.messages)
+        elif index <= self.turn:
+            return self._stored_prompts[index]
         prompt = conversation.next_prompt(renderer)
         if index < len(self.turns):
             turn = self.turns[index]
@@ -66,87 +148,16 @@ class ResumedTurns:
         return prompt
 
     def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
-        """Return the recorded result of a call of the last turn, if there is one."""
-        return _result_of(turn, call.id)
+        """Return the recorded result of a call of the last turn, if there is one.
 
-
-class ForkPoint:
-    """A turn from which a rollout is sampled again, and what changes there.
-
-    Prompts up to the fork are the stored ids, even if a template or tokenizer would encode their
-    texts differently today.
-
-    Attributes:
-        turns: the parent's turns before the fork, their results as edited.
-        sampling: parameters of all new turns.
-        first_sampling: additional parameters of the first.
-    """
-
-    replays_calls = False
-    state = None
-
-    def __init__(
-        self,
-        parent: Sequence[DispatchedSamplingTask],
-        turn: int,
-        *,
-        messages: Sequence[Message] | None = None,
-        sampling: Mapping[str, Any] | None = None,
-        tools_keep_state: bool,
-    ) -> None:
-        """Mark the fork."""
-        check_fork_turn(parent, turn)
-        self.turn = turn
-        self.messages = None if messages is None else tuple(messages)
-        self.turns = tuple(parent[:turn])
-        if messages is not None and turn:
-            self.turns = (*self.turns[:-1], _with_results(self.turns[-1], messages))
-        own = parent[turn].sampling_params
-        kept = own.model_dump(exclude=_PER_CALL_SAMPLING)
-        self.sampling = {**kept, **(sampling or {})}
-        self.first_sampling = {"grammar": own.grammar, "stop": own.stop}
-        self._parent = tuple(parent)
-        self._tools_keep_state = tools_keep_state
-        self._same_calls = True
-        self._prompts = rebuild_prompts(parent[: turn + 1])
-        self._images = rebuild_images(parent[: turn + 1])
-
-    def parent_turn(self, index: int) -> DispatchedSamplingTask | None:
-        """Return None: the prompts of a fork may differ from the parent's."""
-        return None
-
-    def is_own(self, index: int) -> bool:
-        """Return False: the turns are the parent's and are stored again as this attempt's."""
-        return False
-
-    def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
-        """Return the prompt of turn `index`: up to the fork the stored one."""
-        if index == 0:
-            conversation.tools = self._parent[0].tools
-        is_edited = index == self.turn and self.messages is not None
-        if self.messages is not None and is_edited:
-            conversation.pending = list(self.messages)
-        if index > self.turn or is_edited:
-            return conversation.next_prompt(renderer)
-        turn = self._parent[index]
-        return Prompt(
-            self._prompts[index],
-            turn.parent,
-            turn.shared_len,
-            turn.branch_reason,
-            images=self._images[index],
-            shared_images=turn.shared_images,
-        )
-
-    def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
-        """Return a recorded result: always before the fork; after it only if tools keep state."""
-        if turn.index < self.turn:
+        Raises:
+            ToolError: there is none, and the tools cannot be called in the middle of a rollout.
+        """
+        if turn.index < self.turn or not self.uses_parents_results:
             return _result_of(turn, call.id)
-        if not self._tools_keep_state:
-            return None
-        recorded = self._parent[turn.index] if turn.index < len(self._parent) else None
-        self._same_calls &= recorded is not None and _calls(recorded) == _calls(turn)
-        if recorded is not None and self._same_calls:
+        recorded = self.parent[turn.index] if turn.index < len(self.parent) else None
+        self._has_same_calls &= recorded is not None and _calls(recorded) == _calls(turn)
+        if recorded is not None and self._has_same_calls:
             position = turn.tool_calls.index(call)
             found = _result_of(recorded, recorded.tool_calls[position].id)
             if found is not None:
@@ -157,61 +168,22 @@ class ForkPoint:
             "none"
         )
 
-
-class BranchTurns:
-    """The turns of another Record before a branch, and those that the branch already has.
-
-    Attributes:
-        replays_calls: the tools keep state: the calls before the branch are made again, so that the
-            rollout's own tools are where the parent's were.
-        state: what the parent's `AsyncSampler.snapshot` returned before the turn; None without one.
-    """
-
-    def __init__(
-        self,
-        parent: Sequence[DispatchedSamplingTask],
-        turn: int,
-        own: Sequence[DispatchedSamplingTask] = (),
-        *,
-        replays_calls: bool,
-        state: bytes | None = None,
-    ) -> None:
-        """Mark the branch.
-
-        Args:
-            parent: all turns of the parent's attempt.
-            turn: index of the first turn that is sampled again.
-            own: the turns of this attempt, if another process began it.
-            replays_calls: see the attribute.
-            state: see the attribute.
-        """
-        self._start = ForkPoint(parent, turn, tools_keep_state=False)
-        self._own = ResumedTurns(tuple(own))
-        self.turns = (*own, *self._start.turns[len(own) :])
-        self.sampling: Mapping[str, Any] = {}
-        self.replays_calls = replays_calls
-        self.state = state
-        self._parent = tuple(parent[: turn + 1])
-
-    def parent_turn(self, index: int) -> DispatchedSamplingTask | None:
-        """Return the parent's turn whose prompt turn `index` has too; None behind the branch."""
-        return self._parent[index] if index < len(self._parent) else None
-
-    def is_own(self, index: int) -> bool:
-        """Return whether a recorded turn already belongs to this attempt."""
-        return index < len(self._own.turns)
-
-    def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
-        """Return the prompt of turn `index`: up to the branch the stored one."""
-        source = self._start if index <= self._start.turn else self._own
-        return source.prompt(index, conversation, renderer)
-
-    def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
-        """Return the recorded result of a call: the parent's before the branch, then its own."""
-        return (self._start if turn.index < self._start.turn else self._own).result(turn, call)
-
-
-RecordedTurns = ResumedTurns | ForkPoint | BranchTurns
+    @cached_property
+    def _stored_prompts(self) -> list[Prompt]:
+        turns = self.parent[: self.turn + 1]
+        return [
+            Prompt(
+                ids,
+                turn.parent,
+                turn.shared_len,
+                turn.branch_reason,
+                images=images,
+                shared_images=turn.shared_images,
+            )
+            for turn, ids, images in zip(
+                turns, rebuild_prompts(turns), rebuild_images(turns), strict=True
+            )
+        ]
 
 
 def _result_of(turn: DispatchedSamplingTask, call_id: str) -> ToolResult | None:

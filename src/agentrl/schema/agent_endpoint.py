@@ -12,8 +12,6 @@ class AgentEndpoint:
     model: str
     """Name of the trained model."""
     api_key: str = field(repr=False)
-    forwards: bool = False
-    """Whether calls for other models may be sent there too, to be forwarded and recorded."""
 
     @property
     def anthropic_base_url(self) -> str:

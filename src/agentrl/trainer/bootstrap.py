@@ -29,7 +29,7 @@ from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.broadcast import Bucket
 from agentrl.errors import ConfigError
 from agentrl.runtime.logs import setup_logging
-from agentrl.runtime.processes.heap import keep_freed_memory
+from agentrl.runtime.processes.memory import keep_freed_memory
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.trainer.learner.function_trial import problem_of_functions
 from agentrl.trainer.learner.learner import Learner, StepOutcome

@@ -19,7 +19,9 @@ PLANTED = {
             },
         }
     ),
-    "agent_routes": json.dumps({"big": {"base_url": "https://u:plant-12@big/v1?k=plant-13"}}),
+    "evaluated_route": json.dumps(
+        {"base_url": "https://u:plant-12@big/v1?k=plant-13", "model": "big"}
+    ),
     "inference_api_key": "plant-14",
     "inference_admin_key": "plant-15",
     "mcp_auth_token": "plant-16",

@@ -180,18 +180,15 @@ SGLANG = ("--inference_backend", "sglang")
             ],
             "--delete_existing would delete --model_name_or_path; use another --run_name",
         ),
-        (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes requires"),
-        (["--agent", "a:b", "--agent_routes", '{"m": {"url": "x"}}'], "m: unknown key 'url'"),
-        (
-            ["--agent", "a:b", "--agent_routes", '{"m": {"base_url": "localhost:1"}}'],
-            "m: base_url must be an http(s) address",
-        ),
+        (["--evaluated_route", '{"url": "x"}'], "unknown key 'url'"),
+        (["--evaluated_route", '{"base_url": "localhost:1"}'], "must be an http(s) address"),
+        (["--evaluated_route", '{"base_url": "http://a/v1"}'], "model is missing"),
         (
             [
-                *("--agent", "a:b", "--agent_routes"),
-                '{"m": {"base_url": "http://a/v1", "api_key_env": "NO_SUCH_KEY"}}',
+                "--evaluated_route",
+                '{"base_url": "http://a/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}',
             ],
-            "m: the environment variable NO_SUCH_KEY is not set",
+            "the environment variable NO_SUCH_KEY is not set",
         ),
     ],
 )
@@ -364,7 +361,7 @@ def _texts(config: RootConfig) -> list[str]:
         ),
         *(str(server) for server in servers.values()),
         *_whole(tools.tool_server_command),
-        *_whole(config.agents.agent_routes),
+        *_whole(config.agents.evaluated_route),
     ]
 
 
@@ -386,7 +383,7 @@ def test_addresses_that_are_stored_hold_no_secrets(flag: str) -> None:
     [
         {"inference_api_key": ["plant-31"]},
         {"mcp_servers": {"a": "plant-32"}},
-        {"agent_routes": {"m": ["plant-33"]}},
+        {"evaluated_route": {"m": ["plant-33"]}},
         {"db_connection_string": {"uri": "plant-34"}},
         # In the wrong place.
         {"inference_api_key": "plant-35", "max_steps": "plant-35"},

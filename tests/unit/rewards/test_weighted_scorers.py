@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.errors import ConfigError, ScoringError
 from agentrl.rewards import GroundTruth, MCPScorerFactory, Verdict
-from agentrl.rewards.weighted_terms import weighted_terms
+from agentrl.rewards.factory import weighted_terms
 
 TRUTH = GroundTruth(query="q", answer="the desk lamp")
 

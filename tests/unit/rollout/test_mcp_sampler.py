@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError, InferenceError, RenderError, ToolError
 from agentrl.renderers.renderer import Renderer
 from agentrl.renderers.reply import Reply
 from agentrl.rollout import MCPSampler, RolloutResult, async_sampler
+from agentrl.rollout.recorded_turns import RecordedTurns
 from agentrl.schema import DispatchedSamplingTask, MCPTask, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.tools.servers.connection import ServerConnection
@@ -85,7 +86,7 @@ async def test_a_rollout_is_not_resumed_on_another_prompt_and_the_difference_is_
             await played.run()
             edited = task.model_copy(update={"query": "What does the rug cost?"})
             resumed = MCPSampler(edited, record, context)
-            resumed.resume(played.turns)
+            resumed.play_first(RecordedTurns.of_attempt(played.turns))
             with pytest.raises(
                 RenderError,
                 match=r"q1/0 cannot be resumed: its turn 0 .*: at token \d+, "
@@ -110,7 +111,7 @@ async def test_a_resumed_rollout_repeats_the_results_and_counts_the_replies(
             stopped, resumed = (MCPSampler(task, record, one) for one in (short, context))
             await stopped.run()
             await stopped.finish()
-            resumed.resume(await store.turns.of_record(record.id))
+            resumed.play_first(RecordedTurns.of_attempt(await store.turns.of_record(record.id)))
             assert await resumed.run() == RolloutResult("answered", "7")
             await resumed.finish()
             turns = await store.turns.of_record(record.id)

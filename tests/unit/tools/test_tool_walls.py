@@ -14,7 +14,7 @@ import pytest
 from agentrl.config.command_line import parse_flags
 from agentrl.errors import ConfigError
 from agentrl.rollout.worker.resources import tools_of
-from agentrl.runtime.processes.wall import Wall, wall_gap
+from agentrl.runtime.processes.wall import Wall, named_paths, wall_gap
 from agentrl.tools.tool_walls import tool_wall
 
 pytestmark = pytest.mark.skipif(wall_gap() is not None, reason="the machine has no namespaces")
@@ -59,7 +59,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 def wall_of(words: str, *flags: str) -> Wall:
     config = parse_flags(["--run_name", "mine", "--train_file", "questions.jsonl", *flags])
-    return tool_wall(config, words.split(), named_by="the program")
+    return tool_wall(config, named_paths(words.split()), named_by="the program")
 
 
 def printed_by(wall: Wall, scratch: Path, program: str, *given: Path | str) -> Any:

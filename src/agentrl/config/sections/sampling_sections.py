@@ -7,7 +7,7 @@ from pydantic import Field
 
 from agentrl.config.gpu_lists import GpuList
 from agentrl.config.own_function import BuiltInOr
-from agentrl.config.secrets import SecretCommand, SecretRoutes, SecretServers, SecretUrl
+from agentrl.config.secrets import SecretCommand, SecretRoute, SecretServers, SecretUrl
 from agentrl.config.sections.tuning import (
     AgentTuning,
     InferenceTuning,
@@ -122,13 +122,10 @@ class AgentSection(AgentTuning):
     agent_env: Annotated[tuple[str, ...], SECRET] = ()
     """Environment variables that are passed to the program in addition to PATH, the locale and the
     model's address (comma separated)."""
-    agent_routes: SecretRoutes | None = None
-    """JSON object of other models that the agent may call: name -> base_url (OpenAI-compatible) and
-    optionally model (its name there) and api_key_env (the environment variable with the key). These
-    calls are stored but not trained on."""
-    evaluated_route: Annotated[str | None, PLAIN] = Field(default=None, min_length=1)
-    """Model of agent_routes that `agentrl eval` scores instead of the policy, by its chat API; no
-    inference server is started."""
+    evaluated_route: SecretRoute | None = None
+    """Model that `agentrl eval` scores instead of the policy, by its chat API; no inference server
+    is started. JSON object of base_url (OpenAI-compatible, with its /v1), model (its name there)
+    and optionally api_key_env (the environment variable with the key)."""
 
     @property
     def has_agent(self) -> bool:

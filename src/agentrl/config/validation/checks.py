@@ -7,7 +7,7 @@ Input: a configuration whose values are individually valid. Output: the first pr
 import ipaddress
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -293,29 +293,26 @@ def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
                 )
 
 
+def _route_contradictions(route: Mapping[str, str]) -> Iterator[str]:
+    unknown = sorted(route.keys() - _ROUTE_KEYS)
+    if unknown:
+        known = ", ".join(sorted(_ROUTE_KEYS))
+        yield f"--evaluated_route: unknown key {unknown[0]!r} (known: {known})"
+    if not route.get("base_url", "").startswith(("http://", "https://")):
+        yield "--evaluated_route: base_url must be an http(s) address, such as .../v1"
+    if not route.get("model"):
+        yield "--evaluated_route: model is missing; give the model's name on that server"
+    variable = route.get("api_key_env")
+    if variable is not None and not os.environ.get(variable):
+        yield f"--evaluated_route: the environment variable {variable} is not set"
+
+
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
-    routes = {} if agents.agent_routes is None else agents.agent_routes.get_secret_value()
-    evaluated = agents.evaluated_route
-    if routes and not agents.has_agent and evaluated is None:
-        yield "--agent_routes requires --agent, --agent_command or --evaluated_route"
-    if evaluated is not None and evaluated not in routes:
-        known = ", ".join(routes) or "none"
-        yield f"--evaluated_route {evaluated}: --agent_routes names no such model (known: {known})"
     python = agents.agent_python
     if python is not None and (not os.access(python, os.X_OK) or python.is_dir()):
         yield f"--agent_python {python}: program not found; give the bin/python of an environment"
-    for name, route in routes.items():
-        unknown = sorted(route.keys() - _ROUTE_KEYS)
-        if unknown:
-            yield (
-                f"--agent_routes: {name}: unknown key {unknown[0]!r} (known: "
-                f"{', '.join(sorted(_ROUTE_KEYS))})"
-            )
-        if not route.get("base_url", "").startswith(("http://", "https://")):
-            yield f"--agent_routes: {name}: base_url must be an http(s) address, such as .../v1"
-        variable = route.get("api_key_env")
-        if variable is not None and not os.environ.get(variable):
-            yield f"--agent_routes: {name}: the environment variable {variable} is not set"
+    if agents.evaluated_route is not None:
+        yield from _route_contradictions(agents.evaluated_route.get_secret_value())
     if agents.agent_gateway_host in ("0.0.0.0", "::"):
         yield (
             f"agent_gateway_host {agents.agent_gateway_host}: give a specific address, because "

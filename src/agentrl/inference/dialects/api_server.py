@@ -35,7 +35,7 @@ from agentrl.inference.dialects.openai_common import error_body
 from agentrl.inference.dialects.session import ModelSession, session_over
 from agentrl.inference.request_bodies import read_json_object
 from agentrl.runtime.http.http_guard import HttpGuard
-from agentrl.runtime.http.request_deadlines import server_config
+from agentrl.runtime.http.http_servers import server_config
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (

@@ -30,7 +30,7 @@ from agentrl.inference.weight_sync.server_operations import (
     update_to_policy,
 )
 from agentrl.inference.weight_sync.version_files import is_of_same_run
-from agentrl.runtime.package_version import package_version
+from agentrl.runtime.installation import package_version
 from agentrl.schema import InferenceService, Policy, ServerLoad
 from agentrl.store import TrajectoryStore
 

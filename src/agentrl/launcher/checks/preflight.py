@@ -40,7 +40,7 @@ from agentrl.rollout.worker.resources import check_tools, served_context_length,
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.http.http_clients import check_proxy
 from agentrl.runtime.ports import is_taken
-from agentrl.runtime.processes.wall import wall_gap
+from agentrl.runtime.processes.wall import named_paths, wall_gap
 from agentrl.runtime.telemetry.tracker_checks import check_trackers
 from agentrl.runtime.telemetry.tracker_login import check_login
 from agentrl.store import TrajectoryStore
@@ -186,11 +186,10 @@ async def full_disk_reported(config: RootConfig) -> AsyncIterator[None]:
 
 
 async def _check_agent(config: RootConfig, *, trains: bool) -> list[str]:
-    if config.agents.evaluated_route is not None:
-        if trains:
+    async with open_evaluated_route(config.agents) as route:
+        if route is not None and trains:
             raise ConfigError("--evaluated_route is for `agentrl eval`: no loss reaches that model")
-        async with open_evaluated_route(config.agents) as route:
-            assert route is not None, "one is named"
+        if route is not None:
             await route.check()
     if not config.agents.has_agent:
         return []
@@ -336,7 +335,7 @@ def open_to_tools(config: RootConfig) -> list[str]:
     command = config.tools.tool_server_command
     if command is not None:
         argv = tool_server_command(command.get_secret_value(), port=0)
-        tool_wall(config, argv, named_by="--tool_server_command")
+        tool_wall(config, named_paths(argv), named_by="--tool_server_command")
     elif not commands:
         return []
     if wall_gap() is not None:

@@ -38,7 +38,7 @@ from agentrl.runtime.ports import free_port
 from agentrl.runtime.processes.child_processes import Child, Supervisor, never
 from agentrl.runtime.processes.restarts import Restarts
 from agentrl.runtime.processes.signals import stop_on_signals
-from agentrl.runtime.processes.wall import Wall, scratch_directory
+from agentrl.runtime.processes.wall import Wall, named_paths, scratch_directory
 from agentrl.schema import ENDED_RUNS
 from agentrl.store import TrajectoryStore
 from agentrl.store.database import with_database
@@ -209,7 +209,7 @@ class LocalCluster:
 
     def _tool_wall(self, argv: Sequence[str]) -> Wall:
         scratch = Path(self._stack.enter_context(scratch_directory("agentrl-tools-")))
-        wall = tool_wall(self.config, argv, named_by="--tool_server_command")
+        wall = tool_wall(self.config, named_paths(argv), named_by="--tool_server_command")
         devices = Path("/dev").glob("nvidia*") if self._gpus.free else ()
         return replace(wall, scratch=scratch, readable=(*wall.readable, *devices))
 

@@ -11,7 +11,7 @@ from agentrl.config.flags import SETTINGS
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import ConfigError, StoreError
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.processes.process_identity import is_alive, this_user
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore

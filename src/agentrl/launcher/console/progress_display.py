@@ -19,7 +19,7 @@ from agentrl.config.sections import RootConfig
 from agentrl.errors import StoreError
 from agentrl.launcher.console.run_panel import RunView, panel, phase_text, standing_lines, step_line
 from agentrl.launcher.console.run_report import say
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import counted
 from agentrl.store import RunProgress, TrajectoryStore
 from agentrl.store.views.first_answers import FirstAnswers

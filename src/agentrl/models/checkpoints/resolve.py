@@ -14,7 +14,7 @@ from agentrl.models.checkpoints.architectures import raw_config
 from agentrl.models.checkpoints.checkpoint_files import check_is_checkpoint, tensor_names
 from agentrl.models.checkpoints.gguf import converted, gguf_of
 from agentrl.models.checkpoints.packaged_model import PACKAGE, packaged_model
-from agentrl.runtime.http.reachability import unreachable_reason
+from agentrl.runtime.http.http_clients import unreachable_reason
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from agentrl.errors import ConfigError
 from agentrl.plugins.engine.engine_config import EngineConfig
-from agentrl.runtime.frozen_imports import frozen_imports
 from agentrl.runtime.logs import setup_logging
+from agentrl.runtime.processes.memory import frozen_imports
 
 with frozen_imports():
     from agentrl.plugins.engine.http.engine_server import serve

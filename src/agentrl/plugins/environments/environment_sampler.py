@@ -10,7 +10,7 @@ from agentrl.errors import AgentError
 from agentrl.plugins.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.rollout.agent.agent_loading import AgentFunction
 from agentrl.rollout.agent.agent_sampler import AgentEndpointServer, AgentSampler
-from agentrl.rollout.agent.recording import RecordingSession
+from agentrl.rollout.agent.recording import RolloutCalls
 from agentrl.rollout.async_sampler import RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.schema import AgentResult, EnvironmentTask, MCPTask, Record
@@ -60,13 +60,13 @@ class EnvironmentSampler(AgentSampler):
         self._endpoint = endpoint
         return await super()._run_agent(endpoint)
 
-    def _after_timeout(self, session: RecordingSession) -> RolloutResult:
-        if not session.is_waiting_for_policy:
+    def _after_timeout(self, calls: RolloutCalls) -> RolloutResult:
+        if not calls.is_waiting_for_policy:
             raise AgentError(
                 f"{self._name} was still running when the rollout timed out "
                 f"(--rollout_timeout_seconds {self.context.rollout.rollout_timeout_seconds:g})"
             )
-        return super()._after_timeout(session)
+        return super()._after_timeout(calls)
 
 
 class EnvironmentProcesses:

@@ -13,7 +13,7 @@ from agentrl.config.command_line import Count, FlagCommand, given_flags
 from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import counted, one_line
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 
 from agentrl.errors import ConfigError
 from agentrl.plugins.inspector.run_sources import RunSources
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import one_line
 from agentrl.schema import Fork, Record
 from agentrl.schema.base import Value

@@ -15,7 +15,7 @@ from agentrl.cli.databases import opened_store, served_uri
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import ConfigError, StoreError
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import one_line, printable, printable_json
 from agentrl.schema import ENDED_RUNS, Outcome
 
@@ -217,8 +217,8 @@ async def ui(
     """
     from agentrl.plugins.inspector.example_run import served_example
     from agentrl.plugins.inspector.inspector_server import serve_inspector
+    from agentrl.runtime.installation import package_version
     from agentrl.runtime.logs import setup_logging
-    from agentrl.runtime.package_version import package_version
 
     setup_logging("ui")
     if example and (allow_control or index_texts):

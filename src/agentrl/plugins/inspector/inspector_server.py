@@ -19,8 +19,7 @@ from agentrl.plugins.inspector.example_run import ExampleTour
 from agentrl.plugins.inspector.inspector_app import InspectorApp
 from agentrl.plugins.inspector.reader_access import TOKEN_VARIABLE
 from agentrl.plugins.inspector.run_sources import RunSources
-from agentrl.runtime.http.request_deadlines import server_config
-from agentrl.runtime.http.signalled_server import serve_until_signalled
+from agentrl.runtime.http.http_servers import serve_until_signalled, server_config
 from agentrl.runtime.ports import listening, listening_near
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.config.secrets import redact
 from agentrl.errors import StoreError
 from agentrl.plugins.inspector.alarms import ALARM_STEPS, find_alarms
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.schema import Run
 from agentrl.schema.task import id_of_task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore

@@ -18,8 +18,6 @@ from agentrl.plugins.environments import EnvironmentUri
 from agentrl.plugins.integrations.agent_worker.describe import describe
 from agentrl.plugins.integrations.agent_worker.description import (
     AgentDescription,
-    AWorldAgent,
-    AWorldSwarm,
     check_can_run,
     worker_settings,
     write_agent,
@@ -125,7 +123,6 @@ class NativeEngine(TrainerProcessor):
                 raise ConfigError("config: scorer_module and reward_func are mutually exclusive")
             settings["scorer_module"] = self._agent_module
             settings["default_scorer"] = SCORER
-        settings.update(self._forwarded_models(settings))
         try:
             self._config = build_config(settings)
         except ConfigError as error:
@@ -222,16 +219,6 @@ class NativeEngine(TrainerProcessor):
         if status != 0:
             raise AgentRLError(f"`{module} {command}` exited with status {status}; see its output")
 
-    def _forwarded_models(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the flag that forwards the calls of agents with their own models, if any."""
-        if not isinstance(self._description, AWorldSwarm) or settings.get("agent_routes"):
-            return {}
-        models: dict[str, Any] = {}
-        for member in self._description.members:
-            if not member.trained:
-                models |= _forwarded_model(member)
-        return {"agent_routes": models} if models else {}
-
     @property
     def _agent_module(self) -> Path:
         return self.run_path / "worker_agent.py"
@@ -239,18 +226,6 @@ class NativeEngine(TrainerProcessor):
     def _write_agent(self, description: AgentDescription, processes: object) -> None:
         settings = worker_settings(description, processes, self._reward)
         write_agent(settings, self._agent_module)
-
-
-def _forwarded_model(member: AWorldAgent) -> dict[str, Any]:
-    llm = member.llm
-    name = llm.get("llm_model_name")
-    if not isinstance(name, str):
-        raise ConfigError(f"agent {member.name!r}: it has an llm_base_url but no llm_model_name")
-    model = {"base_url": llm["llm_base_url"]}
-    key = llm.get("llm_api_key")
-    if isinstance(key, str):
-        model["api_key_env"] = key.removeprefix("${").removesuffix("}")
-    return {name: model}
 
 
 def _training_python(given: Any) -> str:

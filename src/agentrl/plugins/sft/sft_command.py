@@ -12,7 +12,7 @@ from agentrl.config.command_line import FlagCommand
 from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.errors import ConfigError
-from agentrl.runtime.frozen_imports import frozen_imports
+from agentrl.runtime.processes.memory import frozen_imports
 from agentrl.runtime.processes.signals import INTERRUPTED
 
 

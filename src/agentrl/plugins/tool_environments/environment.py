@@ -46,8 +46,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import ToolCallFailed, ToolError
 from agentrl.runtime.http.http_guard import HttpGuard
-from agentrl.runtime.http.request_deadlines import server_config
-from agentrl.runtime.http.signalled_server import serve_until_signalled
+from agentrl.runtime.http.http_servers import serve_until_signalled, server_config
 from agentrl.runtime.processes.wall import TOOL_MEMORY_BYTES, remove_folder, scratch_directory
 from agentrl.tools.servers.admission import FAILURE_KEY
 from agentrl.tools.servers.connection import ServerConnection

@@ -20,8 +20,13 @@ from pathlib import Path
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentError, ConfigError, UserCodeError
 from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE, AgentFunction, load_agent
-from agentrl.runtime.processes.child_processes import keeper_command
-from agentrl.runtime.processes.wall import inherited_environment, scratch_directory, wall_hint
+from agentrl.runtime.processes.child_processes import end_group, keeper_command
+from agentrl.runtime.processes.wall import (
+    inherited_environment,
+    named_paths,
+    scratch_directory,
+    wall_hint,
+)
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 from agentrl.tools.tool_walls import tool_wall
@@ -66,7 +71,7 @@ def command_agent(config: RootConfig) -> AgentFunction:
     given = {name: os.environ[name] for name in section.agent_env}
     environment = inherited_environment() | given
     # The words before a question replaces a placeholder: what it names is not opened.
-    wall = tool_wall(config, (*words, *given.values()), named_by="--agent_command")
+    wall = tool_wall(config, named_paths((*words, *given.values())), named_by="--agent_command")
 
     async def play(task: MCPTask, endpoint: AgentEndpoint) -> str | None:
         with scratch_directory("agentrl-agent-") as folder:
@@ -187,7 +192,8 @@ async def _run(arguments: list[str], environment: Mapping[str, str], name: str) 
     try:
         status = await process.wait()
     finally:
-        await _kill(process)
+        await end_group(process, (signal.SIGTERM, signal.SIGHUP), _END_SECONDS)
+        await process.wait()
     # A child process that left the session survives and may hold the pipes open.
     with contextlib.suppress(TimeoutError):
         out, err = await asyncio.wait_for(reading, _END_SECONDS)
@@ -197,22 +203,6 @@ async def _run(arguments: list[str], environment: Mapping[str, str], name: str) 
         reason = f": {last[:500]}" if last else ", with nothing on stderr"
         raise UserCodeError(f"{name} exited with status {status}{reason}{wall_hint(err)}")
     raise UserCodeError(f"{name} left processes running that keep its output open")
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill a program and everything it started."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if process.returncode is None:
-            _signal_group(process.pid, number)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _END_SECONDS)
-    _signal_group(process.pid, signal.SIGKILL)
-    await process.wait()
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
 
 
 async def _last_bytes(stream: asyncio.StreamReader) -> str:

@@ -18,10 +18,9 @@ from agentrl.config.sections import AgentSection
 from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.inference.dialects.api_server import APIServer
 from agentrl.rollout.agent.agent_loading import AgentFunction, is_async, program_ended
-from agentrl.rollout.agent.recording import RecordingSession
+from agentrl.rollout.agent.recording import RecordingSession, RolloutCalls
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.forwarded_models import ForwardedModels
 from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score, Seat
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -35,12 +34,9 @@ _INFRASTRUCTURE = (AgentRLError, ConnectionError, TimeoutError, socket.gaierror)
 class AgentEndpointServer:
     """Serves the policy to the agents of a sampler process; usually created by `open`."""
 
-    def __init__(
-        self, section: AgentSection, model: str, forwarded: ForwardedModels, server: APIServer
-    ) -> None:
+    def __init__(self, section: AgentSection, model: str, server: APIServer) -> None:
         self._section = section
         self._model = model
-        self._forwarded = forwarded
         self._server = server
         self._logged_refusals: set[tuple[Any, ...]] = set()
 
@@ -48,23 +44,18 @@ class AgentEndpointServer:
     @contextlib.asynccontextmanager
     async def open(cls, section: AgentSection, model: str) -> AsyncIterator["AgentEndpointServer"]:
         """Listen on a free port until the context ends."""
-        async with (
-            ForwardedModels.open(section) as forwarded,
-            APIServer.open(section.agent_gateway_host) as server,
-        ):
+        async with APIServer.open(section.agent_gateway_host) as server:
             log.info("agents reach the policy at %s", server.address)
-            yield cls(section, section.evaluated_route or model, forwarded, server)
+            yield cls(section, model, server)
 
     @contextlib.asynccontextmanager
     async def serve(
         self, sampler: AsyncSampler[Any]
     ) -> AsyncIterator[tuple[RecordingSession, AgentEndpoint]]:
         """Record the calls of one rollout until the context ends; yields the endpoint to call."""
-        session = RecordingSession(
-            sampler, self._section, self._model, self._forwarded, self._logged_refusals
-        )
+        session = RecordingSession(sampler, self._section, self._model, self._logged_refusals)
         async with self._server.serve(session) as endpoint:
-            yield session, replace(endpoint, forwards=True)
+            yield session, endpoint
 
 
 class AgentSampler(AsyncSampler[MCPTask]):
@@ -96,6 +87,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         """Run the agent until it finishes or times out."""
         self.context.check_scorer(self.task)
         async with self._endpoints.serve(self) as (session, endpoint):
+            calls = session.calls
             running = asyncio.create_task(self._run_agent(endpoint))
             try:
                 with contextlib.suppress(TimeoutError):
@@ -106,15 +98,15 @@ class AgentSampler(AsyncSampler[MCPTask]):
                 await self._stop_agent(running)
         # Read even if another failure is raised: asyncio reports an exception that nobody read.
         error = _error_of(running) if in_time else None
-        if session.failure is not None:
-            raise session.failure
-        if session.refusal is not None and session.limit is None:
-            raise AgentError(f"the endpoint refused a call: {session.refusal}")
+        if calls.failure is not None:
+            raise calls.failure
+        if calls.refusal is not None and calls.limit is None:
+            raise AgentError(f"the endpoint refused a call: {calls.refusal}")
         if not in_time:
-            return self._after_timeout(session)
+            return self._after_timeout(calls)
         if error is not None:
-            return self._after_error(error, session)
-        return self._after_return(running.result(), session)
+            return self._after_error(error, calls)
+        return self._after_return(running.result(), calls)
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
         """Return the agent's reward, or else the score of the task's scorer.
@@ -151,22 +143,22 @@ class AgentSampler(AsyncSampler[MCPTask]):
         if pending:
             log.warning("%s: the agent is still running after it was cancelled", self.record.id)
 
-    def _after_return(self, returned: object, session: RecordingSession) -> RolloutResult:
+    def _after_return(self, returned: object, calls: RolloutCalls) -> RolloutResult:
         try:
             result = AgentResult.of(returned)
         except ValueError as error:
             raise AgentError(str(error)) from None
-        if result.error is not None and session.limit is None:
+        if result.error is not None and calls.limit is None:
             raise AgentError(f"the agent ended the attempt: {result.error}")
-        if session.limit is None and not any(map(session.is_of_policy, self.turns)):
+        if calls.limit is None and not self.turns:
             raise AgentError(
                 "the agent returned without calling the policy, so there is nothing to train on; "
                 "make it call the model with the base_url and api_key that it is given"
             )
-        self.reward_turns(self._rewards_by_turn(result), self._seats_by_turn(result, session))
+        self.reward_turns(self._rewards_by_turn(result), self._seats_by_turn(result, calls))
         outcome: Outcome = "turns_limit" if result.truncated else "no_answer"
         unanswered = RolloutResult(
-            session.limit or outcome, reward=result.reward, metrics=result.metrics
+            calls.limit or outcome, reward=result.reward, metrics=result.metrics
         )
         answer = (result.answer or "").strip()
         if not answer:
@@ -181,21 +173,18 @@ class AgentSampler(AsyncSampler[MCPTask]):
     def _rewards_by_turn(self, result: AgentResult) -> dict[int, float]:
         """Return the reward of each turn by index."""
         steps = tuple(result.step_rewards)
-        calls = [turn.index for turn in self.turns if turn.trainable]
-        if len(steps) > len(calls):
+        if len(steps) > len(self.turns):
             raise AgentError(
-                f"the agent returned {len(steps)} step_rewards for {len(calls)} policy calls"
+                f"the agent returned {len(steps)} step_rewards for {len(self.turns)} policy calls"
             )
-        return {
-            index: reward for index, reward in zip(calls, steps, strict=False) if reward is not None
-        }
+        return {index: reward for index, reward in enumerate(steps) if reward is not None}
 
-    def _seats_by_turn(self, result: AgentResult, session: RecordingSession) -> dict[int, Seat]:
+    def _seats_by_turn(self, result: AgentResult, calls: RolloutCalls) -> dict[int, Seat]:
         """Return the seat of each turn by index, with what it earned; nothing without seats."""
         earned = {(seat.name, seat.stint): seat for seat in result.seats}
         if not earned:
             return {}
-        keys = {seat: key for key, seat in session.seats.items()}
+        keys = {seat: key for key, seat in calls.seats.items()}
         seats: dict[int, Seat] = {}
         for turn in self.turns:
             if turn.seat is None:
@@ -210,7 +199,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
             seats[turn.index] = turn.seat.model_copy(update=update)
         return seats
 
-    def _after_timeout(self, session: RecordingSession) -> RolloutResult:
+    def _after_timeout(self, calls: RolloutCalls) -> RolloutResult:
         if not self.turns:
             seconds = self.context.rollout.rollout_timeout_seconds
             raise AgentError(
@@ -218,10 +207,10 @@ class AgentSampler(AsyncSampler[MCPTask]):
             )
         return RolloutResult("time_limit")
 
-    def _after_error(self, error: BaseException, session: RecordingSession) -> RolloutResult:
+    def _after_error(self, error: BaseException, calls: RolloutCalls) -> RolloutResult:
         self._error = f"agent_error: {type(error).__name__}: {error}"
-        if session.limit is not None:
-            return RolloutResult(session.limit)
+        if calls.limit is not None:
+            return RolloutResult(calls.limit)
         if not self.turns or any(map(_is_infrastructure, _causes(error))):
             raise AgentError(f"the agent failed ({type(error).__name__}: {error})") from error
         log.info("%s: the agent raised %s: %s", self.record.id, type(error).__name__, error)

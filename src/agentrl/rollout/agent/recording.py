@@ -1,13 +1,13 @@
 """`RecordingSession`: matches a rollout's calls to earlier ones, samples, stores and answers them."""
 
-import asyncio
 import json
 import logging
 import secrets
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from agentrl.inference.dialects.session import (
 from agentrl.inference.request_bodies import UNPAIRED_SURROGATE
 from agentrl.renderers import Reply
 from agentrl.rollout.agent.call_history import CallHistory, Plan, Tools
-from agentrl.rollout.agent.forwarded_calls import ForwardedCalls
 from agentrl.rollout.agent.reply_delivery import (
     DeltaStream,
     all_content,
@@ -36,12 +35,10 @@ from agentrl.rollout.agent.reply_delivery import (
     with_call_ids,
 )
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached
-from agentrl.rollout.forwarded_models import FORWARDED_REFUSED, ForwardedModels
+from agentrl.rollout.evaluated_route import ROUTE_REFUSED, EvaluatedRoute
 from agentrl.schema import DispatchedSamplingTask, Message, Outcome, Seat, ToolResult
 from agentrl.schema.agent_result import MAX_SEAT_CHARS, MAX_SEATS
 from agentrl.schema.image import image_addresses, image_part
-
-_T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
@@ -57,22 +54,15 @@ _LIMIT_TEXTS: dict[Outcome, str] = {
 
 _CAUSED_BY_POLICY = frozenset(
     {*_LIMIT_TEXTS, *_LIMIT_CODES.values()}
-    | {UNPAIRED_SURROGATE, CANNOT_RENDER, FORWARDED_REFUSED, "unsupported_content"}
+    | {UNPAIRED_SURROGATE, CANNOT_RENDER, ROUTE_REFUSED, "unsupported_content"}
 )
 """Codes of refusals caused by what the policy said, how much it said, or what its tools returned.
 """
 
 
-@dataclass(frozen=True)
-class _CallsOfStint:
-    """Where a call belongs: only earlier calls of the same place can be continued."""
-
-    history: CallHistory
-    seat: Seat | None = None
-
-
-class RecordingSession(ModelSession):
-    """Answers the calls of one rollout with the policy: every call is a turn of its Record.
+@dataclass
+class RolloutCalls:
+    """What the calls of a rollout have in common, whichever seat makes them.
 
     An infrastructure failure is remembered until the same call succeeds; a refusal that the policy
     did not cause, until another call succeeds. A rollout that ends with either is not scored.
@@ -81,6 +71,34 @@ class RecordingSession(ModelSession):
         limit: the limit that the last refused call reached.
         refusal: why a call was refused because of the agent's own settings.
         seats: the seats that made calls, by name and the text by which their stints differ.
+        failures: infrastructure failures, by the seat and the call that has not succeeded since.
+        num_calls: calls that were answered or are being answered.
+        num_sampling: calls that are being answered.
+    """
+
+    limit: Outcome | None = None
+    refusal: APIError | None = None
+    seats: dict[tuple[str, str], Seat] = field(default_factory=dict)
+    failures: dict[tuple[Seat | None, str], Exception] = field(default_factory=dict)
+    num_calls: int = 0
+    num_sampling: int = 0
+
+    @property
+    def failure(self) -> Exception | None:
+        """An infrastructure failure after which the same call has not succeeded."""
+        return next(iter(self.failures.values()), None)
+
+    @property
+    def is_waiting_for_policy(self) -> bool:
+        """Whether the agent is waiting for the policy, or a limit stopped the policy."""
+        return self.num_sampling > 0 or self.limit is not None
+
+
+class RecordingSession(ModelSession):
+    """Answers calls of one rollout with the policy: every call is a turn of its Record.
+
+    Attributes:
+        calls: what the sessions of all seats of the rollout share.
     """
 
     def __init__(
@@ -88,132 +106,91 @@ class RecordingSession(ModelSession):
         sampler: AsyncSampler[Any],
         section: AgentSection,
         model: str,
-        forwarded: ForwardedModels,
         logged_refusals: set[tuple[Any, ...]],
     ) -> None:
-        """Start without any calls."""
+        """Start without any calls, as the session of callers that name no seat."""
         super().__init__(model)
-        self.limit: Outcome | None = None
-        self.refusal: APIError | None = None
-        self.seats: dict[tuple[str, str], Seat] = {}
+        self.calls = RolloutCalls()
         self._logged_refusals = logged_refusals
         self._call_suffix = secrets.token_hex(6)
         self._sampler = sampler
         self._section = section
-        self._forwarded = ForwardedCalls(sampler, forwarded)
-        self._place = _CallsOfStint(CallHistory(sampler.context.renderer))
-        self._seat_sessions: dict[tuple[str, str], _SeatSession] = {}
-        self._num_calls = 0
-        self._num_sampling = 0
-        self._failures: dict[tuple[Seat | None, str], Exception] = {}
-
-    def is_of_policy(self, turn: DispatchedSamplingTask) -> bool:
-        """Return whether the policy replied, or the model that is evaluated in its place."""
-        return turn.trainable or turn.model == self._section.evaluated_route
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Model names that a request may use."""
-        return tuple(dict.fromkeys((self.model, *self._forwarded.models)))
-
-    @property
-    def failure(self) -> Exception | None:
-        """An infrastructure failure after which the same call has not succeeded."""
-        return next(iter(self._failures.values()), None)
-
-    @property
-    def is_waiting_for_policy(self) -> bool:
-        """Whether the agent is waiting for the policy, or a limit stopped the policy."""
-        return self._num_sampling > 0 or self.limit is not None
+        self._seat: Seat | None = None
+        # Only earlier calls of the same seat can be continued.
+        self._history = CallHistory(sampler.context.renderer)
+        self._seat_sessions: dict[tuple[str, str], RecordingSession] = {}
 
     def in_seat(self, name: str, stint: str) -> ModelSession:
         """Return the session of one stint of a seat, whose calls continue only its own."""
         key = name, stint
         if key not in self._seat_sessions:
+            seats = self.calls.seats
             if not 0 < len(name) <= MAX_SEAT_CHARS or len(stint) > MAX_SEAT_CHARS:
                 raise APIError(
                     f"the name of a seat has 1 to {MAX_SEAT_CHARS} characters, and that of its stint "
                     f"up to {MAX_SEAT_CHARS}; these have {len(name)} and {len(stint)}"
                 )
-            if len(self.seats) == MAX_SEATS:
+            if len(seats) == MAX_SEATS:
                 raise APIError(f"a rollout has at most {MAX_SEATS:,} seats and stints of seats")
-            number = sum(seat.name == name for seat in self.seats.values())
-            self.seats[key] = Seat(name=name, stint=number)
-            place = _CallsOfStint(CallHistory(self._sampler.context.renderer), self.seats[key])
-            self._seat_sessions[key] = _SeatSession(self, place)
+            number = sum(seat.name == name for seat in seats.values())
+            seats[key] = Seat(name=name, stint=number)
+            session = copy(self)
+            session._seat = seats[key]
+            session._history = CallHistory(self._sampler.context.renderer)
+            session._responses = {}
+            self._seat_sessions[key] = session
         return self._seat_sessions[key]
+
+    async def close(self) -> None:
+        """Refuse further calls of all seats, and cancel those that are running."""
+        for session in self._seat_sessions.values():
+            session._is_closed = True
+        await super().close()
 
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
         """Continue a conversation; the turn is durable on return."""
-        return await self.chat_at(self._place, request, on_delta)
+        self._check_model(request.model)
+        call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
+        route = self._sampler.context.evaluated_route
+        call = self._chat(request, on_delta) if route is None else self._ask(route, request)
+        return await self._guarded(call_key, call)
 
     async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
         """Continue a text; the turn is durable on return."""
-        return await self.complete_at(self._place, request, on_delta)
+        self._check_model(request.model)
+        if self._sampler.context.evaluated_route is not None:
+            raise APIError("--evaluated_route: available through /v1/chat/completions only")
+        return await self._guarded(f"{request.prompt}", self._complete(request, on_delta))
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt of a conversation has; nothing is sampled."""
-        return await self.count_tokens_at(self._place, request)
-
-    async def chat_at(
-        self, place: _CallsOfStint, request: ChatRequest, on_delta: OnDelta | None
-    ) -> Completion:
-        """Continue a conversation of a place; see `chat`."""
-        call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
-        if request.model == self.model and self._section.evaluated_route is None:
-            return await self._guarded(place, call_key, self._chat(place, request, on_delta))
-        self._require_forwarded(request.model)
-        return await self._guarded(place, call_key, self._forward(place, request))
-
-    async def complete_at(
-        self, place: _CallsOfStint, request: TextRequest, on_delta: OnDelta | None
-    ) -> Completion:
-        """Continue a text of a place; see `complete`."""
-        if request.model != self.model:
-            self._require_forwarded(request.model)
-            raise APIError(f"{request.model!r} is available through /v1/chat/completions only")
-        call = self._complete(place, request, on_delta)
-        return await self._guarded(place, f"{request.prompt}", call)
-
-    async def count_tokens_at(self, place: _CallsOfStint, request: ChatRequest) -> int:
-        """Return how many tokens the prompt of a conversation has; see `count_tokens`."""
-        if request.model != self.model:
-            raise APIError(
-                f"tokens can be counted only for {self.model!r}, not for {request.model!r}",
-                status=404,
-            )
+        self._check_model(request.model)
         messages = await self._with_stored_images(request.messages)
         self._check_images_visible(messages)
         if not self._sampler.context.may_fit(messages, request.tools):
             raise self._limit_error("length_limit")
         try:
-            return len(place.history.plan(messages, request.tools).prompt.ids)
+            return len(self._history.plan(messages, request.tools).prompt.ids)
         except RenderError as error:
             raise APIError(str(error), code=CANNOT_RENDER) from None
 
-    def _require_forwarded(self, model: str) -> None:
-        if model not in self._forwarded.models:
+    def _check_model(self, model: str) -> None:
+        if model != self.model:
             raise APIError(
-                f"the model {model!r} is not served here (available: {', '.join(self.models)}); "
-                "use one of these, or name its server with --agent_routes",
+                f"the model {model!r} is not served here (available: {self.model}); use this one, or "
+                "call the other at its own address",
                 status=404,
                 code="model_not_found",
                 param="model",
             )
 
-    async def _forward(self, place: _CallsOfStint, request: ChatRequest) -> Completion:
-        messages = await self._with_stored_images(request.messages)
-        return await self._forwarded.ask(request, messages, place.seat)
-
-    async def _guarded(
-        self, place: _CallsOfStint, call_key: str, call: Coroutine[Any, Any, Completion]
-    ) -> Completion:
+    async def _guarded(self, call_key: str, call: Coroutine[Any, Any, Completion]) -> Completion:
         """Await a call; raise its errors as API errors, and remember infrastructure failures."""
-        failed = (place.seat, call_key)
+        failed = (self._seat, call_key)
         try:
             completion = await call
         except LimitReached as limit:
-            self.limit = limit.outcome
+            self.calls.limit = limit.outcome
             raise self._limit_error(limit.outcome) from None
         except RenderError as error:
             raise APIError(str(error), code=CANNOT_RENDER) from None
@@ -221,16 +198,16 @@ class RecordingSession(ModelSession):
             raise
         except PoisonousRequest as error:
             # This status keeps clients from retrying.
-            self._failures[failed] = error
+            self.calls.failures[failed] = error
             raise APIError(str(error), code="request_quarantined") from None
         except Exception as error:
             if isinstance(error, ServerRefused) and error.status == 400 and not error.is_transient:
                 raise APIError(str(error), code="refused_by_server") from None
             # The policy did not cause it, so the rollout must not be scored for it.
-            self._failures[failed] = error
+            self.calls.failures[failed] = error
             raise APIError(f"{type(error).__name__}: {error}", status=503) from error
-        self._failures.pop(failed, None)
-        self.refusal = None
+        self.calls.failures.pop(failed, None)
+        self.calls.refusal = None
         return completion
 
     def _limit_error(self, outcome: Outcome) -> APIError:
@@ -246,20 +223,42 @@ class RecordingSession(ModelSession):
         """Remember a refusal unless the policy caused it, and log it once per process."""
         if error.status >= 500 or error.code in _CAUSED_BY_POLICY:
             return
-        self.refusal = error
+        self.calls.refusal = error
         kind = (error.status, error.code, error.param)
         if kind not in self._logged_refusals:
             self._logged_refusals.add(kind)
             log.warning("the agent's model call was refused: %s (logged once)", error)
 
-    async def _chat(
-        self, place: _CallsOfStint, request: ChatRequest, on_delta: OnDelta | None
-    ) -> Completion:
+    async def _ask(self, route: EvaluatedRoute, request: ChatRequest) -> Completion:
+        """Return the reply of the model that is evaluated; each call is a turn of its own."""
+        messages = await self._with_stored_images(request.messages)
+        started_at = self._sampler.now()
+        reply = await route.ask(request.raw)
+        await self._sampler.note_call(
+            parent=None,
+            added_messages=messages,
+            **reply.fields(),
+            model=route.name,
+            seat=self._seat,
+            server=route.server,
+            started_at=started_at,
+        )
+        return Completion(
+            id=request.id,
+            created=request.created,
+            model=self.model,
+            message=reply.message,
+            finish_reason=reply.finish_reason,
+            num_prompt_tokens=0,
+            num_output_tokens=0,
+        )
+
+    async def _chat(self, request: ChatRequest, on_delta: OnDelta | None) -> Completion:
         messages = await self._with_stored_images(request.messages)
         self._check_images_visible(messages)
         if not self._sampler.context.may_fit(messages, request.tools):
             raise LimitReached("length_limit")
-        plan = place.history.plan(messages, request.tools)
+        plan = self._history.plan(messages, request.tools)
         self._keep_results(plan)
         renderer = self._sampler.context.renderer
         if request.must_call:
@@ -272,44 +271,41 @@ class RecordingSession(ModelSession):
             stop=request.sampling.stop,
             calls_may_lead=request.may_call,
         )
-        turn, reply = await self._sample(place, plan, request, deltas, request.tools)
+        turn, reply = await self._sample(plan, request, deltas, request.tools)
         message = as_delivered(reply, may_call=request.may_call, stop=request.sampling.stop)
         if deltas is not None:
             message = deltas.whole(message)
         delivered = with_call_ids(message, self._call_suffix)
         sent_ids = [call["id"] for call in delivered.get("tool_calls", ())]
-        place.history.remember(plan, turn, reply.message, message, sent_ids)
+        self._history.remember(plan, turn, reply.message, message, sent_ids)
         return self._completion(request, plan, turn, delivered, reply.text)
 
-    async def _complete(
-        self, place: _CallsOfStint, request: TextRequest, on_delta: OnDelta | None
-    ) -> Completion:
+    async def _complete(self, request: TextRequest, on_delta: OnDelta | None) -> Completion:
         renderer = self._sampler.context.renderer
         prompt, max_tokens = request.prompt, self._sampler.context.max_prompt_len
         is_long = isinstance(prompt, tuple) and len(prompt) > max_tokens
         if is_long or not self._sampler.context.may_fit(prompt):
             raise LimitReached("length_limit")
         if isinstance(request.prompt, str):
-            plan = place.history.plan_text(request.prompt)
+            plan = self._history.plan_text(request.prompt)
         else:
             ids = np.asarray(request.prompt, dtype=np.int64)
             size = renderer.vocab_size
             if ids.min() < 0 or ids.max() >= size:
                 raise APIError(f"prompt: token ids must be in [0, {size})", param="prompt")
-            plan = place.history.plan_ids(ids.astype(np.int32), renderer.decode(ids))
+            plan = self._history.plan_ids(ids.astype(np.int32), renderer.decode(ids))
         deltas = on_delta and DeltaStream(
             lambda ids: all_content(renderer.parse(ids)), on_delta, stop=request.sampling.stop
         )
-        turn, reply = await self._sample(place, plan, request, deltas)
+        turn, reply = await self._sample(plan, request, deltas)
         message = {"role": "assistant", "content": cut(reply.text, request.sampling.stop)}
         if deltas is not None:
             message = deltas.whole(message)
-        place.history.remember(plan, turn, reply.message, message)
+        self._history.remember(plan, turn, reply.message, message)
         return self._completion(request, plan, turn, message, reply.text)
 
     async def _sample(
         self,
-        place: _CallsOfStint,
         plan: Plan,
         request: ChatRequest | TextRequest,
         deltas: DeltaStream | None,
@@ -319,7 +315,7 @@ class RecordingSession(ModelSession):
         fields = self._sampling_fields(request)
         try:
             with self._count_call():
-                recorded = await self._sampler.replayed(plan.prompt, tools=tools, seat=place.seat)
+                recorded = await self._sampler.replayed(plan.prompt, tools=tools, seat=self._seat)
                 if recorded is not None:
                     return recorded
                 return await self._sampler.sample(
@@ -328,7 +324,7 @@ class RecordingSession(ModelSession):
                     tools=tools,
                     advantage_override=_format_error_advantage if may_call else None,
                     on_partial=None if deltas is None else _on_partial(deltas),
-                    seat=place.seat,
+                    seat=self._seat,
                     **fields,
                 )
         except ServerRefused as error:
@@ -357,17 +353,17 @@ class RecordingSession(ModelSession):
     @contextmanager
     def _count_call(self) -> Iterator[None]:
         """Count a call; one that fails is not counted, as the framework may retry it."""
-        if self._num_calls >= self._sampler.context.rollout.max_turns:
+        if self.calls.num_calls >= self._sampler.context.rollout.max_turns:
             raise LimitReached("turns_limit")
-        self._num_calls += 1
-        self._num_sampling += 1
+        self.calls.num_calls += 1
+        self.calls.num_sampling += 1
         try:
             yield
         except Exception:
-            self._num_calls -= 1
+            self.calls.num_calls -= 1
             raise
         finally:
-            self._num_sampling -= 1
+            self.calls.num_sampling -= 1
 
     async def _with_stored_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Store the images of messages; return messages that name them by their stored addresses."""
@@ -438,34 +434,6 @@ class RecordingSession(ModelSession):
             output_ids=tuple(turn.output_ids.tolist()) if request.token_ids else (),
             token_logprobs=tuple((decode([id_]), float(logprob)) for id_, logprob in pairs),
         )
-
-
-class _SeatSession(ModelSession):
-    """Answers the calls of one stint of a seat; limits and failures are those of the rollout."""
-
-    def __init__(self, rollout: RecordingSession, place: _CallsOfStint) -> None:
-        super().__init__(rollout.model)
-        self._rollout = rollout
-        self._place = place
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return self._rollout.models
-
-    async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
-        return await self._rollout.chat_at(self._place, request, on_delta)
-
-    async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
-        return await self._rollout.complete_at(self._place, request, on_delta)
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        return await self._rollout.count_tokens_at(self._place, request)
-
-    def refused(self, error: APIError) -> None:
-        self._rollout.refused(error)
-
-    def start(self, call: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        return self._rollout.start(call)
 
 
 def _text_of(message: Message) -> str:

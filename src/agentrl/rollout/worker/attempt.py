@@ -25,6 +25,7 @@ from agentrl.errors import (
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
 from agentrl.rollout.async_sampler import AsyncSampler, BranchClosed, RolloutResult
 from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.recorded_turns import RecordedTurns
 from agentrl.rollout.worker.admission_limits import FailureBackoff
 from agentrl.rollout.worker.branching import branch_turns, with_branch
 from agentrl.rollout.worker.group_scoring import GroupVerdict
@@ -155,9 +156,9 @@ class RolloutAttempt:
             turns = await self._store.turns.get_many(self.record.turns)
             self._counts.resumed += 1
         if self.record.branch is not None:
-            sampler.fork(await branch_turns(self._context, sampler, turns))
+            sampler.play_first(await branch_turns(self._context, sampler, turns))
         elif turns:
-            sampler.resume(turns)
+            sampler.play_first(RecordedTurns.of_attempt(turns))
         result = await self._run_rollout(sampler)
         if self._context.rollout.scoring == "elsewhere":
             await self._store.records.release(*self.lease)

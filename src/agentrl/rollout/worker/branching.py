@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.rollout.branch_rules import BranchingGroup, choose_branch
 from agentrl.rollout.context import RolloutContext, Scoring
-from agentrl.rollout.recorded_turns import BranchTurns
+from agentrl.rollout.recorded_turns import RecordedTurns
 from agentrl.schema import DispatchedSamplingTask, Record
 from agentrl.tools import ToolsConfig
 
@@ -28,7 +28,7 @@ async def with_branch(context: RolloutContext, record: Record) -> Record:
 
 async def branch_turns(
     context: RolloutContext, sampler: AsyncSampler[Any], own: Sequence[DispatchedSamplingTask]
-) -> BranchTurns:
+) -> RecordedTurns:
     """Return what the sampler of a Record with a branch point replays.
 
     Args:
@@ -44,7 +44,9 @@ async def branch_turns(
     if point.turn < len(parent):
         state = await context.store.snapshots.get(parent[point.turn].snapshot)
     replays_calls = state is None and not context.resumable
-    return BranchTurns(parent, point.turn, own, replays_calls=replays_calls, state=state)
+    return RecordedTurns.before_branch(
+        parent, point.turn, own, replays_calls=replays_calls, state=state
+    )
 
 
 def check_can_branch(sampler_class: type[AsyncSampler[Any]], *, is_resumable: bool) -> None:

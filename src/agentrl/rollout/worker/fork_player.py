@@ -6,7 +6,7 @@ leased, scored and abandoned like those of a run (`attempt`), in the store of th
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from agentrl.renderers.reply import Reply
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.mcp_sampler import MCPSampler
-from agentrl.rollout.recorded_turns import ForkPoint
+from agentrl.rollout.recorded_turns import RecordedTurns
 from agentrl.rollout.worker.attempt import LeaseRenewal, RolloutAttempt, SlotCounts
 from agentrl.rollout.worker.scheduler import sampler_class_for
 from agentrl.runtime.ending_tasks import end_tasks
@@ -44,18 +44,16 @@ class OneReply(AsyncSampler[Task]):
         task: Task,
         record: Record,
         context: RolloutContext,
-        parent: Sequence[DispatchedSamplingTask],
-        point: ForkPoint,
+        point: RecordedTurns,
     ) -> None:
         super().__init__(task, record, context)
-        self.fork(point)
-        self._parent = parent
+        self.play_first(point)
         self._point = point
 
     async def run(self) -> RolloutResult:
         """Sample one turn."""
         path = {self._point.turn}
-        while (parent := self._parent[min(path)].parent) is not None:
+        while (parent := self._point.parent[min(path)].parent) is not None:
             path.add(parent)
         main = Conversation([])
         try:
@@ -67,7 +65,7 @@ class OneReply(AsyncSampler[Task]):
         return RolloutResult("turns_limit", reply.content or None)
 
     async def _next(self, conversation: Conversation, index: int, **sampling: Any) -> Reply:
-        conversation.add(*shown_before(self._parent, index))
+        conversation.add(*shown_before(self._point.parent, index))
         _, reply = await self.generate(conversation, **sampling)
         return reply
 
@@ -115,7 +113,7 @@ async def play(
         StoreError: the store became unavailable.
     """
     point = partial(
-        ForkPoint,
+        RecordedTurns.before_fork,
         parent,
         fork.turn,
         messages=fork.messages,
@@ -129,7 +127,7 @@ async def play(
     store = context.store.forked
     rollout = context.rollout.model_copy(update={"max_attempts": 1, "scoring": "own"})
     context = replace(context, store=store, rollout=rollout)
-    make = partial(_sampler, runs_to_end, parent, point)
+    make = partial(_sampler, runs_to_end, point)
     owner, counts = new_lease_owner(), SlotCounts()
     renewal = LeaseRenewal(store, rollout.lease_seconds)
     renewing = asyncio.create_task(renewal.run())
@@ -178,14 +176,13 @@ async def play(
 
 def _sampler(
     runs_to_end: bool,
-    parent: Sequence[DispatchedSamplingTask],
-    point: partial[ForkPoint],
+    point: Callable[[], RecordedTurns],
     task: Task,
     record: Record,
     context: RolloutContext,
 ) -> AsyncSampler[Any]:
     if not (runs_to_end and isinstance(task, MCPTask)):
-        return OneReply(task, record, context, parent, point())
+        return OneReply(task, record, context, point())
     sampler = MCPSampler(task, record, context)
-    sampler.fork(point())
+    sampler.play_first(point())
     return sampler

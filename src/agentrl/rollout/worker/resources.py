@@ -5,16 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from agentrl.config.opened_paths import check_shown
 from agentrl.config.sections import InferenceSection, RootConfig, SamplingSection, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
 from agentrl.models.checkpoints.architectures import decoder_config, raw_config
 from agentrl.models.checkpoints.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
+from agentrl.rewards import RegisteredScoring
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
 from agentrl.rollout.evaluated_route import open_evaluated_route
-from agentrl.schema import MCPTask, Record, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, ToolSpec, connect_tools, load_mcp_servers
 from agentrl.tools.tool_walls import tool_wall
@@ -58,7 +57,7 @@ async def open_context(
             servers=servers,
             renderer=renderer,
             toolbox=toolbox,
-            scoring=scoring or _NoScoring(),
+            scoring=scoring or RegisteredScoring(),
             rollout=config.rollout,
             sampling=config.sampling,
             seed=config.run.seed,
@@ -90,9 +89,8 @@ def tools_of(config: RootConfig) -> ToolsConfig:
     tools = tools_config(config.tools)
     for name, server in tools.servers.items():
         if server.command is not None:
-            tool_wall(config, server.words, named_by=f"mcpServers.{name}")
-            writable = map(Path, server.writable)
-            check_shown(config, (*server.named_paths(), *writable), f"mcpServers.{name}")
+            opened = (*server.named_paths(), *map(Path, server.writable))
+            tool_wall(config, opened, named_by=f"mcpServers.{name}")
     return tools.model_copy(update={"wall": tool_wall(config)})
 
 
@@ -168,29 +166,3 @@ def served_context_length(inference: InferenceSection, model_dir: Path) -> int |
         return None
     length = getattr(decoder_config(raw_config(model_dir)), "max_position_embeddings", None)
     return length if isinstance(length, int) else None
-
-
-class _NoScoring:
-    """The scoring of processes whose sampler class evaluates its own rollouts."""
-
-    def check(self, scorer: str) -> None:
-        raise _no_scorers()
-
-    def extract_answer(self, text: str, schema: str) -> str | None:
-        raise _no_scorers()
-
-    async def score(self, task: MCPTask, answer: str) -> Score:
-        raise _no_scorers()
-
-    def sees_group(self, scorer: str) -> bool:
-        return False  # the sampler class evaluates
-
-    def share_limits(self, num_samplers: int) -> None:
-        """It asks no judge."""
-
-    async def score_group(self, task: MCPTask, records: Sequence[Record]) -> list[Score]:
-        raise _no_scorers()
-
-
-def _no_scorers() -> ConfigError:
-    return ConfigError("MCPSampler needs scorers; pass `scoring` to SamplingScheduler")

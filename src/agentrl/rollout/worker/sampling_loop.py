@@ -24,7 +24,7 @@ from agentrl.rollout.worker.admission_limits import (
 from agentrl.rollout.worker.attempt import LeaseRenewal, MakeSampler, RolloutAttempt, SlotCounts
 from agentrl.rollout.worker.branching import check_scorer_of_trees
 from agentrl.runtime.ending_tasks import end_tasks
-from agentrl.runtime.package_version import package_version
+from agentrl.runtime.installation import package_version
 from agentrl.runtime.printable import one_line
 from agentrl.schema import (
     RECORD_TRANSITIONS,

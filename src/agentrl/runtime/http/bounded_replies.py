@@ -31,13 +31,7 @@ async def read_reply(
 ) -> tuple[int, bytes]:
     """Send a request and return the status and the body of its reply.
 
-    Args:
-        client: a client whose headers refuse compression; see `NOT_COMPRESSED`.
-        method: such as `POST`.
-        url: the address.
-        max_bytes: maximum size of the body.
-        seconds: timeout of the whole exchange; None for no timeout.
-        **request: as `httpx.AsyncClient.stream` takes it.
+    The client's headers refuse compression (`NOT_COMPRESSED`); `seconds` limits the whole exchange.
     """
     body = bytearray()
     async with asyncio.timeout(seconds), client.stream(method, url, **request) as response:

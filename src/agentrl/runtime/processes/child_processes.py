@@ -14,18 +14,22 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Self
 
 import psutil
 
 from agentrl.config.private_files import make_private
-from agentrl.runtime import log_rotation
 from agentrl.runtime.processes.restarts import Restarts
 
 logger = logging.getLogger(__name__)
 
+LOG_BYTES = 64 << 20
+"""Size from which a log file is rotated."""
+KEPT_LOGS = 3
+"""Number of earlier files, `NAME.log.1` being the last one."""
+CHECK_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _KEEPER = Path(__file__).with_name("process_keeper.py")
 
@@ -205,14 +209,14 @@ class Supervisor:
             try:
                 await asyncio.wait_for(process.wait(), 0 if at_once else child.stop_seconds)
             except TimeoutError:
-                _kill_group(process.pid)
+                signal_group(process.pid)
                 await process.wait()
         watcher = self._watchers.pop(name)
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watcher
         # Kill processes that the child left in its group.
-        _kill_group(process.pid)
+        signal_group(process.pid)
         del self._children[name]
 
     async def _spawn(self, child: Child) -> None:
@@ -241,7 +245,7 @@ class Supervisor:
                 child.has_failed = True
                 return status
             # Remaining processes of its group would keep its ports and its memory.
-            _kill_group(child.process.pid)
+            signal_group(child.process.pid)
             message = f"{child.name} {child.restarts.describe(status)}"
             logger.warning("%s", message)
             with child.log_path.open("a") as log:
@@ -255,12 +259,33 @@ async def _until_ended(child: Child, process: asyncio.subprocess.Process) -> int
     waiting = asyncio.ensure_future(process.wait())
     try:
         while not waiting.done():
-            await asyncio.wait({waiting}, timeout=log_rotation.CHECK_SECONDS)
-            if await asyncio.to_thread(log_rotation.rotate, child.log_path):
+            await asyncio.wait({waiting}, timeout=CHECK_SECONDS)
+            if await asyncio.to_thread(rotate, child.log_path):
                 child.log_offset = 0
         return waiting.result()
     finally:
         waiting.cancel()
+
+
+def rotate(path: Path) -> bool:
+    """Move the content of a log file to `PATH.1`, if it is large; return whether it was.
+
+    The file itself stays, since its writers hold it. They must append to it (`O_APPEND`). Lines that
+    they write during the copy's last moment are lost.
+    """
+    try:
+        if path.stat().st_size < LOG_BYTES:
+            return False
+    except FileNotFoundError:
+        return False
+    earlier = [path.with_name(f"{path.name}.{number}") for number in range(KEPT_LOGS, 0, -1)]
+    for older, newer in pairwise(earlier):
+        if newer.exists():
+            newer.replace(older)
+    shutil.copy2(path, earlier[-1])
+    with path.open("r+b") as log:
+        log.truncate()
+    return True
 
 
 def kill_descendants() -> None:
@@ -270,6 +295,19 @@ def kill_descendants() -> None:
             descendant.kill()
 
 
-def _kill_group(pid: int) -> None:
+async def end_group(
+    process: asyncio.subprocess.Process, numbers: Sequence[signal.Signals], pause_seconds: float
+) -> None:
+    """Send signals to a program and all of its group, with pauses, and then kill what is left."""
+    for number in numbers:
+        if process.returncode is None:
+            signal_group(process.pid, number)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), pause_seconds)
+    signal_group(process.pid)
+
+
+def signal_group(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to the group of a process that leads one, if any of it is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)

@@ -21,13 +21,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from typing import Any
 
 from agentrl.config.secrets import redact
 from agentrl.errors import AgentWorkerError, UnreadableReply
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line
-from agentrl.runtime.processes.child_processes import keeper_command
+from agentrl.runtime.processes.child_processes import keeper_command, signal_group
 from agentrl.runtime.processes.restarts import ending
 
 MAX_REPLY_BYTES = 1 << 24
@@ -121,7 +122,7 @@ class RequestProcess:
         """
         self._to_send.put(None)
         self._watcher.join(grace_seconds)
-        for kill in (self._kill, self._kill_group):
+        for kill in (self._kill, partial(signal_group, self._process.pid)):
             if self._watcher.is_alive():
                 kill()
                 self._watcher.join(_END_SECONDS)
@@ -146,10 +147,6 @@ class RequestProcess:
     def _kill(self) -> None:
         """Kill the process and all its descendants."""
         self._process.send_signal(signal.SIGHUP)
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
     # --- the threads ----------------------------------------------------------------------------
 
@@ -217,7 +214,7 @@ class RequestProcess:
     def _watch(self) -> None:
         """Fail pending requests once the process has exited."""
         status = self._process.wait()
-        self._kill_group()  # the group outlives a keeper that was killed itself
+        signal_group(self._process.pid)  # the group outlives a keeper that was killed itself
         for thread in self._threads[1:]:  # the sending thread ends at the None below
             thread.join(_LAST_REPLY_SECONDS)
         self._to_send.put(None)

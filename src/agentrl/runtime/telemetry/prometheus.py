@@ -18,7 +18,7 @@ from agentrl.config.private_files import kept_key
 from agentrl.config.sections import RunSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.http.http_guard import HttpGuard
-from agentrl.runtime.http.request_deadlines import server_config
+from agentrl.runtime.http.http_servers import server_config
 
 logger = logging.getLogger(__name__)
 

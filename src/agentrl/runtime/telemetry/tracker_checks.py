@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from agentrl.config.validation.checks import BUILT_IN_REPORTS
 from agentrl.errors import ConfigError
-from agentrl.runtime.http.reachability import unreachable_reason
+from agentrl.runtime.http.http_clients import unreachable_reason
 
 _SERVERS = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}
 """Tracker -> the environment variable of its server."""

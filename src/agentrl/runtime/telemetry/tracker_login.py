@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.http.reachability import unreachable_reason
+from agentrl.runtime.http.http_clients import unreachable_reason
 
 _SETTINGS_SCRIPT = """
 import json, wandb

@@ -9,7 +9,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
-from agentrl.runtime.package_version import package_version
+from agentrl.runtime.installation import package_version
 from agentrl.schema import (
     ENDED_RUNS,
     SCHEMA_VERSION,

@@ -7,7 +7,7 @@ answers gives every group equal scores.
 
 from collections import defaultdict
 
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.schema.base import Value
 from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document

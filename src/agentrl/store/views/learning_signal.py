@@ -7,7 +7,7 @@ one that is slow.
 import asyncio
 import textwrap
 
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.schema.base import Value
 from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store.database import RunDatabase

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import counted
 from agentrl.runtime.processes.process_identity import is_dead
 from agentrl.schema import ENDED_RUNS

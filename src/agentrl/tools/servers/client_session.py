@@ -22,7 +22,7 @@ from mcp.types import Implementation, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from agentrl.errors import ToolError
-from agentrl.runtime.package_version import package_version
+from agentrl.runtime.installation import package_version
 from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.wall import ScratchDirectory, remove_folder, scratch_directory
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, describe

@@ -1,7 +1,6 @@
 """The tool servers of a run: their settings, and the `mcpServers` mapping that they are read from."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +15,7 @@ from agentrl.config.named_files import read_text_file
 from agentrl.errors import ConfigError
 from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.wall import Wall, named_paths
+from agentrl.runtime.variables import with_variables
 
 Transport = Literal["http", "sse", "stdio", "aggregator"]
 ROLLOUT_DIR = "${rollout_dir}"
@@ -240,7 +240,6 @@ _TRANSPORT_NAMES: dict[str, Transport] = {
     "stdio": "stdio",
     "mcpapi": "aggregator",
 }
-_VARIABLE = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _OTHER_VARIABLE = re.compile(r"\$\{(?:input|workspaceFolder|userHome|command)\b[^}]*\}")
 # Settings of other clients that are ignored here: who confirms a call, how a server is displayed.
 _IGNORED_SETTINGS = (
@@ -305,31 +304,16 @@ def _read_json(source: str | Path) -> object:
 
 
 def _substituted(name: str, value: object) -> object:
-    """Substitute environment variables for `${NAME}` and `${NAME:-default}` in all strings."""
-    if isinstance(value, str):
-        if other := _OTHER_VARIABLE.search(value):
-            raise ConfigError(
-                f"mcpServers.{name}: {other[0]} is a variable of another client; write the value, "
-                "or an environment variable as ${NAME}"
-            )
-        return _VARIABLE.sub(lambda match: _variable_value(name, match), value)
-    if isinstance(value, Mapping):
-        return {key: _substituted(name, part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_substituted(name, part) for part in value]
-    return value
-
-
-def _variable_value(name: str, match: re.Match[str]) -> str:
-    if match[0] == ROLLOUT_DIR:
-        return match[0]  # known when the command starts
-    value = os.environ.get(match["name"], match["default"])
-    if value is None:
+    if other := _OTHER_VARIABLE.search(str(value)):
         raise ConfigError(
-            f"mcpServers.{name}: the environment variable {match['name']} is not set; "
-            "set it, or give a default as in ${NAME:-default}"
+            f"mcpServers.{name}: {other[0]} is a variable of another client; write the value, or an "
+            "environment variable as ${NAME}"
         )
-    return value
+    try:
+        # Known when the command starts.
+        return with_variables(value, kept=ROLLOUT_DIR)
+    except ConfigError as error:
+        raise ConfigError(f"mcpServers.{name}: {error}") from None
 
 
 def _default_transport(fields: Mapping[str, object]) -> str:

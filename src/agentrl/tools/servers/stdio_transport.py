@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import re
 import signal
 from collections import deque
@@ -31,6 +30,7 @@ from agentrl.config.secrets import redact
 from agentrl.errors import ToolError
 from agentrl.runtime.http.bounded_replies import density, num_marks
 from agentrl.runtime.printable import one_line
+from agentrl.runtime.processes.child_processes import end_group
 from agentrl.runtime.processes.wall import wall_hint
 from agentrl.tools.servers.admission import FAILURE_KEY, MAX_MESSAGE_BYTES
 
@@ -213,14 +213,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """Close standard input, then send SIGTERM, then kill everything in its group."""
     assert process.stdin is not None
     process.stdin.close()
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _END_SECONDS)
-            break
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _END_SECONDS)
+    await end_group(process, (signal.SIGTERM,), _END_SECONDS)
     # An unread pipe keeps the transport alive, and no public method closes it.
     process._transport.close()  # type: ignore[attr-defined]
     with contextlib.suppress(TimeoutError):

@@ -5,7 +5,7 @@ from support.stored import claim, fill, make_task, make_turn, play
 
 from agentrl.launcher.console import progress_display
 from agentrl.launcher.console.progress_display import RunWarnings
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 from agentrl.schema import Control, Policy, Run, SamplerInfo, Score
 from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store import TrajectoryStore

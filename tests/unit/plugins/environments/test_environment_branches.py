@@ -23,7 +23,7 @@ from agentrl.plugins.environments.environment_sampler import EnvironmentProcesse
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import AsyncSampler, BranchClosed, RolloutContext
 from agentrl.rollout.agent import AgentEndpoint
-from agentrl.rollout.recorded_turns import BranchTurns
+from agentrl.rollout.recorded_turns import RecordedTurns
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
 from agentrl.runtime.processes.wall import wall_gap
@@ -296,7 +296,7 @@ async def test_a_branch_of_several_agents_is_closed(
             await parent.run()
             await parent.finish()
             branch, _ = await stage.sampler(ask_both)
-            branch.fork(BranchTurns(parent.turns, 1, replays_calls=True))
+            branch.play_first(RecordedTurns.before_branch(parent.turns, 1, replays_calls=True))
             with pytest.raises(BranchClosed, match="the rollout has several agents"):
                 await branch.run()
             await branch.discard()

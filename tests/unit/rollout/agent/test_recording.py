@@ -21,9 +21,7 @@ from support.agents import LOOK, MODEL, assert_prompts_as_sent, client_of, open_
 from support.play import begin_run, service, tool_call
 
 from agentrl.config.sections import AgentSection, RolloutSection, SamplingSection
-from agentrl.data import TokenTree
-from agentrl.data.tokens import turn_tokens
-from agentrl.errors import AgentError, InferenceError
+from agentrl.errors import AgentError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import AgentEndpoint
@@ -607,66 +605,6 @@ async def test_another_key_than_the_rollouts_is_refused_and_so_is_none(
                 await stage.play(agent)
 
 
-async def test_calls_for_other_models_are_forwarded_and_carry_no_loss(
-    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CRITIC_KEY", "sk-critic")
-    async with provider() as (url, asked):
-        route = {"base_url": url, "model": "big", "api_key_env": "CRITIC_KEY"}
-        section = AgentSection(agent="x:y", agent_routes={"critic": route})
-
-        async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
-            messages: list[Any] = [{"role": "user", "content": task.query}]
-            async with client_of(endpoint) as client:
-                for model in (endpoint.model, "critic", "critic", endpoint.model):
-                    completion = await client.chat.completions.create(
-                        model=model, messages=messages, temperature=0.1
-                    )
-                    messages += [
-                        {"role": "assistant", "content": completion.choices[0].message.content},
-                        {"role": "user", "content": "go on"},
-                    ]
-            return "7"
-
-        with serve_script(renderer, lambda prompt: "hm") as engine:
-            await begin_run(store, engine, TASK)
-            async with open_stage(store, engine, agents=section) as stage:
-                result, turns = await stage.play(agent)
-    assert result == RolloutResult("answered", "7")
-    assert [turn.trainable for turn in turns] == [True, False, False, True]
-    assert [turn.model for turn in turns] == ["", "critic", "critic", ""]
-    assert [turn.parent for turn in turns] == [None, None, 1, 0]
-    assert [m["content"] for m in turns[2].added_messages] == ["go on"]
-    assert turns[1].output_text == "said by big"
-    assert [(body["model"], body["temperature"]) for body, _ in asked] == [("big", 0.1)] * 2
-    assert {key for _, key in asked} == {"Bearer sk-critic"}
-    assert len(turn_tokens(turns)) == 2
-    assert len(TokenTree.from_turns(turns).branches) == 1
-    assert_prompts_as_sent([turns[0]], sent(engine)[:1])
-
-
-async def test_a_rollout_whose_forwarded_model_stays_down_is_not_scored(
-    store: TrajectoryStore, renderer: Renderer
-) -> None:
-    section = AgentSection(
-        agent="x:y", agent_routes={"critic": {"base_url": "http://127.0.0.1:9/v1"}}
-    )
-
-    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
-        async with client_of(endpoint) as client:
-            with pytest.raises(openai.InternalServerError, match="cannot be reached"):
-                await client.chat.completions.create(
-                    model="critic", messages=[{"role": "user", "content": "x"}]
-                )
-        return "7"
-
-    with serve_script(renderer, lambda prompt: "hm") as engine:
-        await begin_run(store, engine, TASK)
-        async with open_stage(store, engine, agents=section) as stage:
-            with pytest.raises(InferenceError, match="cannot be reached"):
-                await stage.play(agent)
-
-
 async def test_an_evaluated_route_answers_in_the_place_of_the_policy(
     store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -681,7 +619,7 @@ async def test_an_evaluated_route_answers_in_the_place_of_the_policy(
 
     async with provider() as (url, _):
         route = {"base_url": url, "model": "big", "api_key_env": "CRITIC_KEY"}
-        section = AgentSection(agent="x:y", agent_routes={"big": route}, evaluated_route="big")
+        section = AgentSection(agent="x:y", evaluated_route=route)
         with serve_script(renderer, lambda prompt: "hm") as engine:
             await begin_run(store, engine, TASK)
             async with open_stage(store, engine, agents=section) as stage:

@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.runtime.http.http_clients import check_proxy, open_client
+from agentrl.runtime.http.http_clients import check_proxy, open_client, unreachable_reason
 from agentrl.runtime.http.proxies import direct_to_this_machine
-from agentrl.runtime.http.reachability import unreachable_reason
 
 PROXY = "http://127.0.0.1:9"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.runtime import log_rotation
+from agentrl.runtime.processes import child_processes
 from agentrl.runtime.processes.child_processes import Child, Supervisor, never, run_to_end
 from agentrl.runtime.processes.restarts import Restarts
 
@@ -31,8 +31,8 @@ async def wait_until_dead(pid: int) -> None:
 async def test_the_log_of_a_talkative_child_is_rotated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_rotation, "LOG_BYTES", 10_000)
-    monkeypatch.setattr(log_rotation, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(child_processes, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(child_processes, "CHECK_SECONDS", 0.05)
     script = "import time, itertools\nfor n in itertools.count():"
     script += " print(f'{n:099d}', flush=True); time.sleep(0.0005)"
     log = tmp_path / "child.log"

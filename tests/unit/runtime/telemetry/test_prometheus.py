@@ -9,7 +9,7 @@ from support.scrape import scrape
 
 from agentrl.config.sections import RunSection
 from agentrl.errors import ConfigError
-from agentrl.runtime.http import request_deadlines
+from agentrl.runtime.http import http_servers
 from agentrl.runtime.ports import free_port
 from agentrl.runtime.telemetry.prometheus import KEY_FILE, metrics_endpoint
 
@@ -90,7 +90,7 @@ def test_without_a_port_nothing_listens(tmp_path: Path) -> None:
 def test_what_a_web_page_asks_is_refused_and_half_a_request_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(request_deadlines, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(http_servers, "HEAD_SECONDS", 0.5)
     port = free_port()
     with metrics_endpoint(section(tmp_path, metrics_port=port), list):
         url = f"http://127.0.0.1:{port}/metrics"

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from agentrl.errors import InferenceError
 from agentrl.plugins.engine.generation.kv_cache import KVCache, PrefixStore
 from agentrl.plugins.engine.generation.model_caches import ModelCaches
-from agentrl.runtime.processes.heap import return_freed_memory
+from agentrl.runtime.processes.memory import return_freed_memory
 
 WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
 _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)

@@ -15,7 +15,7 @@ from agentrl.plugins.engine.engine_config import EngineConfig
 from agentrl.plugins.engine.generation.model_runner import load_model
 from agentrl.plugins.engine.http.frontend import FrontEnd
 from agentrl.plugins.engine.http.http_routes import make_app
-from agentrl.runtime.http.request_deadlines import server_config
+from agentrl.runtime.http.http_servers import server_config
 from agentrl.runtime.ports import listening
 
 logger = logging.getLogger(__name__)

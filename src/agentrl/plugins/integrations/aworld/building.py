@@ -155,13 +155,6 @@ def _build_agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
             "llm_model_name": endpoint.model,
             "llm_api_key": endpoint.api_key,
         }
-    elif endpoint.forwards:
-        # Replaces any other provider, because the endpoint uses OpenAI's protocol for all calls.
-        llm |= {
-            "llm_provider": "openai",
-            "llm_base_url": endpoint.base_url,
-            "llm_api_key": endpoint.api_key,
-        }
     llm = resolved(llm)
     arguments: Mapping[str, Any] = description.arguments
     arguments = {

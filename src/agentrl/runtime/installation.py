@@ -1,10 +1,28 @@
-"""The `agentrl` command as the user of this process can type it, for messages that name a command."""
+"""This installation: its version, its command as the user can type it, and its cache."""
 
 import os
 import shlex
 import shutil
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+_DISTRIBUTION = "agentrl-mongo"
+_UNKNOWN = "0+unknown"
+
+
+def package_version() -> str:
+    """Return the version; a checkout that is not installed has none."""
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:
+        return _UNKNOWN
+
+
+def user_cache(kind: str) -> Path:
+    """Return the directory of one kind of files that this package can make again, `$XDG_CACHE_HOME/agentrl/KIND`."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "agentrl" / kind
 
 
 def typed_command(*words: str) -> str:

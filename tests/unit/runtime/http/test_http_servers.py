@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from typing import Any
 
 import httpx
 import pytest
@@ -13,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from agentrl.runtime.http import request_deadlines
-from agentrl.runtime.http.request_deadlines import server_config
+from agentrl.runtime.http import http_servers
+from agentrl.runtime.http.http_servers import serve_until_signalled, server_config
 
 HEAD = b"POST /%s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
 
@@ -51,8 +52,8 @@ async def _answer_in_pieces(http: Request) -> Response:
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(request_deadlines, "HEAD_SECONDS", 0.6)
-    monkeypatch.setattr(request_deadlines, "BODY_SECONDS", 1.5)
+    monkeypatch.setattr(http_servers, "HEAD_SECONDS", 0.6)
+    monkeypatch.setattr(http_servers, "BODY_SECONDS", 1.5)
     routes = [
         Route("/", _answer, methods=["POST"]),
         Route("/early", _answer_early, methods=["POST"]),
@@ -89,7 +90,7 @@ async def test_connections_with_half_a_request_are_closed(port: int, sent: bytes
 async def test_a_head_without_an_end_is_not_kept(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_deadlines, "HEAD_SECONDS", 60.0)
+    monkeypatch.setattr(http_servers, "HEAD_SECONDS", 60.0)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError):
         for number in range(2_000):
@@ -148,3 +149,24 @@ async def test_an_early_answer_arrives_while_the_body_is_still_sent(port: int) -
         for _ in range(2):
             answer = await client.post(f"http://127.0.0.1:{port}/early", content=b"x" * 3_000_000)
             assert answer.status_code == 401
+
+
+async def test_an_interrupt_before_the_start_starts_nothing() -> None:
+    begun = []
+
+    async def app(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        begun.append(scope["type"])
+        await receive()
+
+    async def interrupted(listener: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()  # as `asyncio.run` does on Ctrl-C
+        config = uvicorn.Config(app, lifespan="on")
+        await serve_until_signalled(config, listener, lambda: begun.append("ready"))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(interrupted(listener))
+        await asyncio.sleep(0)
+    assert begun == []

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from agentrl.runtime.http import reachability
-from agentrl.runtime.http.reachability import unreachable_reason
+from agentrl.runtime.http import http_clients
+from agentrl.runtime.http.http_clients import unreachable_reason
 
 
 def test_whatever_is_answered_is_an_answer(web_server: str) -> None:
@@ -18,7 +18,7 @@ def test_a_refusal_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_silence_is_told_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(http_clients, "ANSWER_SECONDS", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -27,7 +27,7 @@ def test_silence_is_told_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_name_server_that_is_away_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(reachability, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(reachability, "_request_problem", lambda url: released.wait(60))
+    monkeypatch.setattr(http_clients, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(http_clients, "_request_problem", lambda url: released.wait(60))
     assert unreachable_reason("http://hub.example") == "no response within 0.1 s"
     released.set()

@@ -1,4 +1,4 @@
-"""`server_config`: the configuration of every HTTP server, with timeouts for incomplete requests.
+"""HTTP servers: their configuration, with timeouts for incomplete requests, and how a command serves.
 
 uvicorn waits forever for the rest of a request, and accepts headers of any length. Here a
 connection is closed if the head of a request does not arrive within seconds, if its body does not
@@ -7,7 +7,9 @@ being answered. The duration of responses is not limited.
 """
 
 import asyncio
-from collections.abc import Collection
+import signal
+import socket
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import uvicorn
@@ -24,11 +26,7 @@ def server_config(
 ) -> uvicorn.Config:
     """Return uvicorn's configuration of a server that closes incomplete requests.
 
-    Args:
-        app: the ASGI application.
-        grace_seconds: how long open connections may continue when the server stops.
-        lifespan: whether the application has startup and shutdown handlers.
-        options: further options of `uvicorn.Config`; they take precedence.
+    Open connections may continue for `grace_seconds` when the server stops. `options` take precedence.
     """
     quiet = {"log_config": None, "log_level": "warning", "access_log": False}
     return uvicorn.Config(
@@ -92,3 +90,27 @@ class PromptProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _give_up(self) -> None:
         self._timer = None
         self.transport.close()
+
+
+async def serve_until_signalled(
+    config: uvicorn.Config, listener: socket.socket, when_ready: Callable[[], None]
+) -> None:
+    """Serve on `listener` until SIGINT or SIGTERM; calls `when_ready` once requests are accepted."""
+    # An earlier interrupt cancels the task here rather than during the startup.
+    await asyncio.sleep(0)
+    # uvicorn stops on these signals and then raises them again; the exit status must be 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    await _NotifyingServer(config, when_ready).serve(sockets=[listener])
+
+
+class _NotifyingServer(uvicorn.Server):
+    """Calls `when_ready` once it accepts requests."""
+
+    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_ready = when_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_ready()

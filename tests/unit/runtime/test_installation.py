@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.installation import typed_command
 
 
 @pytest.fixture
