@@ -35,8 +35,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.distributed import Ranks, joined_ranks
-from agentrl.plugins.planner.rehearsal.fake_device import FakeDevice
-from agentrl.plugins.planner.rehearsal.rehearsal import filled_row, rehearse
+from agentrl.plugins.planner.rehearsal import FakeDevice, filled_row, rehearse
 from agentrl.trainer.bootstrap import mesh_shape
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights

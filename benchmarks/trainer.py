@@ -36,7 +36,7 @@ from agentrl.models.compilation import compile_policy
 from agentrl.models.flops import FlopCount
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
-from agentrl.plugins.planner.rehearsal.rehearsal import filled_row
+from agentrl.plugins.planner.rehearsal import filled_row
 from agentrl.runtime.processes.memory import keep_freed_memory
 from agentrl.trainer.learner.passes import forward_backward
 

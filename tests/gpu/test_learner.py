@@ -9,7 +9,7 @@ from support.training import write_model, write_moe_model
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.distributed import Ranks
-from agentrl.plugins.planner.rehearsal.rehearsal import filled_row
+from agentrl.plugins.planner.rehearsal import filled_row
 from agentrl.trainer.learner.learner import Learner, StepOutcome
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 

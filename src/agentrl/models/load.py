@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from transformers import (
     AutoConfig,
     GenerationConfig,
@@ -70,8 +70,7 @@ def load_policy(
     if attention is not None:
         check_device(attention, torch.device(device))
         check_images(attention, config)
-    # The model is on the meta device even under a fake mode: torch allocates memory for meta tensors
-    # only.
+    # On the meta device even under a fake mode: torch allocates memory for meta tensors only.
     with unset_fake_temporarily():
         policy = wrap_policy(
             _without_weights(Path(path), config, dtype, attention, trust_remote_code),
@@ -85,7 +84,8 @@ def load_policy(
         compute_device,
         parameter_device=torch.device("cpu") if cpu_offload else compute_device,
     )
-    read_weights(policy.model, Path(path), has=policy.stage.has)
+    if not any(map(is_fake, policy.parameters())):  # tensors without memory hold no values
+        read_weights(policy.model, Path(path), has=policy.stage.has)
     return policy
 
 

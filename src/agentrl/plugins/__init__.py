@@ -49,11 +49,11 @@ PLANNER = Plugin(
     commands={
         "plan": PluginCommand(
             "agentrl.plugins.planner.plan_command:plan",
-            "estimate the memory and time of a run on a cluster",
+            "compute whether the memory of a cluster suffices",
         )
     },
-    run_checks={"memory": "agentrl.plugins.planner.memory_check:planned_memory"},
-    gpu_demands={"rehearsed": "agentrl.plugins.planner.memory_check:rehearsed_demand"},
+    run_checks={"memory": "agentrl.plugins.planner.memory_plan:planned_memory"},
+    gpu_demands={"rehearsed": "agentrl.plugins.planner.memory_plan:rehearsed_demand"},
 )
 
 SFT = Plugin(

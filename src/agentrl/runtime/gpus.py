@@ -34,19 +34,17 @@ class GpuModel:
     """As reported by nvidia-smi."""
     tflops: float
     """Dense bfloat16 peak."""
-    gb_per_second: float
-    """Bandwidth of its memory."""
 
 
 GPU_MODELS = (
-    GpuModel("B200", 183_359, 2250, 8000),
-    GpuModel("H200", 143_771, 989, 4800),
-    GpuModel("H100 PCIe", 81_559, 756, 2000),
-    GpuModel("H100 NVL", 95_830, 835, 3900),
-    GpuModel("H100", 81_559, 989, 3350),
-    GpuModel("A100", 81_920, 312, 2039),
-    GpuModel("L40S", 46_068, 362, 864),
-    GpuModel("RTX 4090", 24_564, 165, 1008),
+    GpuModel("B200", 183_359, 2250),
+    GpuModel("H200", 143_771, 989),
+    GpuModel("H100 PCIe", 81_559, 756),
+    GpuModel("H100 NVL", 95_830, 835),
+    GpuModel("H100", 81_559, 989),
+    GpuModel("A100", 81_920, 312),
+    GpuModel("L40S", 46_068, 362),
+    GpuModel("RTX 4090", 24_564, 165),
 )
 """From the vendor's data sheets. The first whose name is in the device's name wins, so variants precede
 the plain name."""

@@ -17,10 +17,6 @@ class RunCheck(Protocol):
         """Why the run cannot start; empty if it can."""
 
     @property
-    def hint(self) -> str:
-        """What to do about the problems; empty, or text that follows the first one."""
-
-    @property
     def note(self) -> str:
         """One line for the user of a run that starts."""
 

@@ -1,4 +1,4 @@
-"""`agentrl plan`: estimate the resources of a configuration on a cluster that need not exist."""
+"""`agentrl plan`: compute the memory of a configuration on a cluster that need not exist."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from agentrl.config.command_line import Count, FlagCommand, Number
+from agentrl.config.command_line import FlagCommand, Number
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 
@@ -21,24 +21,9 @@ _POSITIVE = Number(0, min_open=True)
 @click.option(
     "--host_memory_gb", type=_POSITIVE, help="Memory of a machine; this machine's by default."
 )
-@click.option(
-    "--network_gb", type=_POSITIVE, help="Gigabytes per second from the trainer to a server. [10]"
-)
-@click.option("--turns", type=_POSITIVE, default=4.0, help="Model calls per record. [4]")
-@click.option(
-    "--record_tokens", type=Count(), help="Tokens per record; half of the maximum by default."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def plan(
-    config: RootConfig,
-    gpu: str | None,
-    host_memory_gb: float | None,
-    network_gb: float | None,
-    turns: float,
-    record_tokens: int | None,
-    as_json: bool,
-) -> int:
-    """Estimate whether a run with these flags fits, what limits it, and which settings would fit.
+def plan(config: RootConfig, gpu: str | None, host_memory_gb: float | None, as_json: bool) -> int:
+    """Compute whether the memory of a cluster suffices for a run with these flags.
 
     No GPU and no weights are needed, only the model's config.json. --num_gpus is the number of GPUs
     of a machine. The trainer's own code runs one step on tensors without memory, which takes some
@@ -47,8 +32,7 @@ def plan(
     from agentrl.launcher.cluster.gpu_placement import placed
     from agentrl.launcher.cluster.gpu_sharing import settled, sharing_by_default
     from agentrl.launcher.model_limits import fitted_to_model
-    from agentrl.plugins.planner.cluster import GB, named_gpu, this_machine
-    from agentrl.plugins.planner.cluster_plan import plan_cluster, usual_workload
+    from agentrl.plugins.planner.memory_plan import GB, named_gpu, plan_memory, this_machine
 
     if gpu is not None and not config.run.num_gpus:
         raise ConfigError(f"--gpu {gpu}: give the number of GPUs with --num_gpus")
@@ -62,14 +46,12 @@ def plan(
     cluster = cluster.with_gpu_memory(config.run.gpu_memory_gb)
     if host_memory_gb is not None:
         cluster = replace(cluster, host_bytes=int(host_memory_gb * GB))
-    if network_gb is not None:
-        cluster = replace(cluster, network_gb_per_second=network_gb)
     path = _model_directory(config.model.model_name_or_path)
     device: Literal["cpu", "gpu"] = "cpu" if cluster.gpu is None else "gpu"
     config, _ = fitted_to_model(config, path, trains_on=device, samples_on=device)
     gpu_bytes = None if cluster.gpu is None else cluster.gpu.memory_mib << 20
     config, sharing = settled(typed, config, path, gpu_bytes)
-    found = plan_cluster(config, path, cluster, usual_workload(config, turns, record_tokens))
+    found = plan_memory(config, path, cluster)
     print(json.dumps(found.parts(), indent=2) if as_json else "\n".join([*sharing, *found.lines()]))
     return ConfigError.exit_status if found.problems else 0
 

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("folder")
         (("--gpu", "GTX 970", "--num_gpus", "8"), "--gpu GTX 970: unknown GPU; known: B200, H200"),
         (("--num_gpus", "8"), "GPU model unknown; name a similar one with --gpu"),
         (("--model_name_or_path", "nowhere"), "no such directory"),
-        (("--network_gb", "0"), "0.0 is not in the range x>0"),
-        (("--turns", "nan"), "nan is not a number"),
+        (("--host_memory_gb", "0"), "0.0 is not in the range x>0"),
+        (("--host_memory_gb", "nan"), "nan is not a number"),
     ],
 )
 def test_a_mistake_costs_one_line(

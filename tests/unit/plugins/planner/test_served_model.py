@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.plugins.planner.served_model import served_model
+from agentrl.plugins.planner.memory_plan import served_model
 
 KIB = 1024
 QWEN3_4B = {
