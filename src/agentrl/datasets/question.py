@@ -11,9 +11,10 @@ Face datasets. Files are read here, so samplers never open files named by questi
 Independent of file formats (see `entries`) and tasks (see `task_stream`).
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
 from difflib import get_close_matches
@@ -23,8 +24,8 @@ from typing import Any
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry
-from agentrl.datasets.row_files import open_row_file
 from agentrl.datasets.row_shapes import shape_of
+from agentrl.runtime.row_files import open_row_file
 from agentrl.schema.answer_form import TAG, asked_schema, is_answer_schema, is_asked
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
 
@@ -54,6 +55,8 @@ _MAX_TEXT_CHARS = 3_000_000
 """Maximum text of one question; MongoDB documents are limited to 16 MB."""
 _MAX_IMAGE_CHARS = 14 * 2**20
 """Maximum total size of the images in a task, as base64."""
+_MAX_COLUMN_CHARS = 100_000
+"""Longest own column, as JSON, that is carried with a question."""
 _MAX_NESTING = 50
 _MISSING = object()
 
@@ -71,6 +74,8 @@ class Question:
     system_prompt: str
     tags: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The columns that are no field above, as JSON types."""
     read_as: str = ""
     """Name of the shape by which a row of a known data set was read (`row_shapes`)."""
 
@@ -98,6 +103,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path | No
         raise entry
     if not isinstance(entry, dict):
         raise BadEntry("expected a JSON object")
+    columns = own_columns(entry)
     entry = with_own_names(entry)
     # A row that names its scorer is in the format of question files: the scorer may need its fields.
     is_own = defaults.row_format == "plain" or entry.get("scorer")
@@ -126,6 +132,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path | No
         system_prompt=system_prompt,
         tags=_tags(entry),
         images=_images(entry, folder),
+        columns=columns,
         read_as="" if shape is None else shape.name,
     )
     _check_size(question)
@@ -156,9 +163,31 @@ def _nested(entry: Mapping[str, Any], name: str, key: str) -> Any:
     return inner.get(key) if isinstance(inner, Mapping) else None
 
 
+def own_columns(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that no field of a question holds; not those that no document can hold."""
+    own = {}
+    for name in left_out(entry, {}):
+        try:
+            value = _storable(entry[name])
+        except BadEntry:  # bytes, or nested too deeply
+            continue
+        if len(json.dumps(value, ensure_ascii=False)) <= _MAX_COLUMN_CHARS:
+            own[name] = value
+    return own
+
+
+def left_out(entry: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Return the columns with a value that are neither a field nor among the own ones."""
+    return [
+        name
+        for name, value in entry.items()
+        if name not in _READ_KEYS and name not in own and _first(entry, (name,)) is not _MISSING
+    ]
+
+
 @lru_cache
 def unread_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the ignored keys of an entry, with the name that may have been intended."""
+    """Return the keys that are no field, with the name that may have been intended."""
     absent = [name for name in _READ_KEYS if name not in keys]
     found = []
     for key in keys:
@@ -312,6 +341,6 @@ def image_address(image: object, folder: Path | None) -> str:
             return image
         with open_row_file(folder, image) as opened:
             return image_from_bytes(opened.read(_MAX_IMAGE_CHARS)).data_url
-    except (BadEntry, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadEntry(f"image {str(image)[:80]!r}: {reason}") from None

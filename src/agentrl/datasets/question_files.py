@@ -17,7 +17,7 @@ import numpy as np
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import folder_of, read_entries
-from agentrl.datasets.question import Question, ScorerCheck, question_of, unread_keys
+from agentrl.datasets.question import Question, ScorerCheck, left_out, question_of, unread_keys
 from agentrl.errors import ConfigError, DatasetError
 
 _MAX_NAMED_PROBLEMS = 3
@@ -47,7 +47,11 @@ class QuestionFile(Sequence[Question]):
         self.num_without_scorer = 0
         """Questions that have the default scorer because they name none."""
         self.unread_keys: dict[str, None] = {}
-        """Ignored keys of entries, in order of appearance; see `question.unread_keys`."""
+        """Own columns of plain entries, in order of appearance; see `question.unread_keys`."""
+        self.common_columns: set[str] | None = None
+        """Names in `Question.columns` of every question."""
+        self.columns_left_out: dict[str, None] = {}
+        """Columns that are too long, or of a type that no document can hold."""
         self.other_requests: dict[tuple[str, str], tuple[int, str]] = {}
         """Questions whose text asks for another answer schema than the one looked for: by the two
         schemas, their number and the first one's place."""
@@ -142,9 +146,14 @@ class QuestionFile(Sequence[Question]):
         """Keep what the checks say of a file."""
         self._scorers.add(question.scorer)
         self.has_images = self.has_images or bool(question.images)
+        names = question.columns.keys()
+        self.common_columns = {*names} & (
+            names if self.common_columns is None else self.common_columns
+        )
         if not question.read_as:
             self.num_without_scorer += not entry.get("scorer")
             self.unread_keys |= dict.fromkeys(unread_keys(tuple(entry)))
+            self.columns_left_out |= dict.fromkeys(left_out(entry, question.columns))
         asked = question.other_request
         if asked is not None:
             schemas = asked, question.answer_schema

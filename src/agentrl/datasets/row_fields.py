@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.datasets.entries import BadEntry
-from agentrl.datasets.row_files import open_row_file
+from agentrl.errors import DatasetError
+from agentrl.runtime.row_files import open_row_file
 from agentrl.schema.answer_form import BOXED, find_answer
 
 Row = Mapping[str, Any]
@@ -201,7 +202,7 @@ def attached(row: Row, at: Columns, folder: Path | None) -> Row:
                 "to one of them, or leave the row out"
             )
         text = content.decode()
-    except (BadEntry, UnicodeDecodeError) as error:
+    except (DatasetError, UnicodeDecodeError) as error:
         raise BadEntry(f"attachment {place[:_MAX_SHOWN]!r}: {error}") from None
     return {**fields, "query": f"{question}\n\nContent of {name}:\n{text}"}
 

@@ -72,6 +72,7 @@ def tasks_from_questions(
                 dataset_id=question.id,
                 tags=question.tags,
                 images=question.images,
+                columns=dict(question.columns),
             )
             order += 1
 

@@ -70,6 +70,9 @@ class MCPTask(Task):
     images: tuple[str, ...] = ()
     """Images shown before the question: http(s) or `data:` URLs (stored once, when the task is
     added), or addresses of stored images."""
+    columns: dict[str, Any] = Field(default_factory=dict)
+    """Columns of its row in the dataset that are no field above: for scorers, agents, and the tool
+    servers that ask for them (`${row.NAME}`)."""
 
 
 class EnvironmentTask(MCPTask):
@@ -102,11 +105,15 @@ class GroundTruth(Value, Mapping[str, Any]):
     """The reference answer; `0` and `False` are answers, None means there is none."""
     aug_answers: tuple[Any, ...] = ()
     """Further answers that count as right."""
+    columns: dict[str, Any] = Field(default_factory=dict)
+    """The question's own columns (`MCPTask.columns`)."""
 
     @classmethod
     def of(cls, task: MCPTask) -> "GroundTruth":
         """Return the question and the right answers of a task."""
-        return cls(query=task.query, answer=task.answer, aug_answers=task.aug_answers)
+        return cls(
+            query=task.query, answer=task.answer, aug_answers=task.aug_answers, columns=task.columns
+        )
 
     @property
     def accepted(self) -> tuple[str, ...]:

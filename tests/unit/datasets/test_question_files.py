@@ -8,8 +8,9 @@ from support.tool_server import picture
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.question_files import QuestionFile, load_questions
+from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.errors import DatasetError
-from agentrl.rewards import MCPScorerFactory
+from agentrl.rewards import GroundTruth, MCPScorerFactory
 from agentrl.schema.image import image_from_bytes
 
 DEFAULTS = DataSection(default_scorer="exact", system_prompt="Be brief.")
@@ -245,6 +246,23 @@ def test_keys_that_nothing_reads_are_listed_with_what_was_meant(tmp_path: Path) 
             "tools",
             "Answer_schema (did you mean answer_schema?)",
         ]
+
+
+def test_columns_that_nothing_reads_are_carried_with_the_question(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "d.jsonl",
+        {"query": "Q", "answer": 1, "user": "mara", "world": {"db": [1, None]}, "gap": None},
+        {"query": "R", "answer": 1, "user": "noor", "page": "x" * 200_000},
+    )
+    with QuestionFile(path, DEFAULTS) as questions:
+        assert [question.columns for question in questions] == [
+            {"user": "mara", "world": {"db": [1, None]}},
+            {"user": "noor"},
+        ]
+        assert questions.common_columns == {"user"}
+        assert list(questions.columns_left_out) == ["page"]
+        (first, _) = tasks_from_questions(questions, "train")
+    assert GroundTruth.of(first).columns == {"user": "mara", "world": {"db": [1, None]}}
 
 
 @pytest.mark.parametrize("field", ["question", "system_prompt"])

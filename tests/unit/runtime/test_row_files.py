@@ -11,9 +11,9 @@ import pytest
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry, folder_of
 from agentrl.datasets.question_files import load_questions
-from agentrl.datasets.row_files import open_row_file
 from agentrl.errors import DatasetError
 from agentrl.plugins.sft.demonstrations.demonstration import read_demonstrations
+from agentrl.runtime.row_files import open_row_file
 
 SECRET = "the key of the user"
 PNG = bytes.fromhex(

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from agentrl.datasets.entries import BadEntry
+from agentrl.errors import DatasetError
 
 _HUB_REPOSITORY = re.compile(r"(?:datasets|models|spaces)--.+")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -22,9 +22,11 @@ _ADVICE = "put it beside the questions, or leave the row out"
 def open_row_file(folder: Path | None, name: str) -> BinaryIO:
     """Open the regular file that a row names, relative to the folder of its question file, if any."""
     if folder is None:
-        raise BadEntry("only the rows of a file or a folder name files; give addresses or bytes")
+        raise DatasetError(
+            "only the rows of a file or a folder name files; give addresses or bytes"
+        )
     if _URL.match(name):
-        raise BadEntry(f"neither an http(s) or data: URL nor a file; {_ADVICE}")
+        raise DatasetError(f"neither an http(s) or data: URL nor a file; {_ADVICE}")
     try:
         root = folder.resolve(strict=True)
         target = (root / name).resolve(strict=True)
@@ -35,8 +37,8 @@ def open_row_file(folder: Path | None, name: str) -> BinaryIO:
             return _open_below(blobs, Path(target.name))
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links is a RuntimeError
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadEntry(f"{reason}; {_ADVICE}") from None
-    raise BadEntry(f"leads out of {folder}, and rows name files of that folder only; {_ADVICE}")
+        raise DatasetError(f"{reason}; {_ADVICE}") from None
+    raise DatasetError(f"leads out of {folder}, and rows name files of that folder only; {_ADVICE}")
 
 
 def _hub_blobs(root: Path) -> Path | None:
