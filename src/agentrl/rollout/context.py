@@ -4,16 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
+from agentrl.rewards.rollout_view import Rollout
 from agentrl.rollout.evaluated_route import EvaluatedRoute
 from agentrl.rollout.image_library import ImageLibrary
 from agentrl.schema import Control, MCPTask, Record, SamplingParams, Score, Split
 from agentrl.store import TrajectoryStore
 from agentrl.tools import McpToolBox
+from agentrl.tools.servers.served_question import ServedQuestion
 
 _IMAGES = ("image", "image_url", "images")
 
@@ -29,12 +32,18 @@ class Scoring(Protocol):
         """Return the final answer in the text, or None."""
         ...
 
-    async def score(self, task: MCPTask, answer: str) -> Score:
-        """Score an answer.
+    async def score(
+        self, task: MCPTask, answer: str | None, rollout: Rollout | None = None
+    ) -> Score:
+        """Score an answer, or what a rollout did.
 
         Raises:
             ScoringError: the scorer could not decide; the score stays missing and scoring is retried.
         """
+        ...
+
+    def takes_rollout(self, scorer: str) -> bool:
+        """Return whether a scorer is given what was done, and may ask the tools."""
         ...
 
     def sees_group(self, scorer: str) -> bool:
@@ -95,6 +104,7 @@ class RolloutContext:
         resumable: the tools keep no state, so that another sampler may resume a dead one's rollout.
         summarizer: shortens long texts; None if none is configured.
         evaluated_route: the model that answers in the place of the policy, in an evaluation.
+        question_folders: folders of the question files, by split; fixtures lie below them.
     """
 
     store: TrajectoryStore
@@ -112,6 +122,7 @@ class RolloutContext:
     live: LiveControl = field(default_factory=LiveControl)
     summarizer: Summarizer | None = None
     evaluated_route: EvaluatedRoute | None = None
+    question_folders: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def max_prompt_len(self) -> int:
@@ -143,6 +154,15 @@ class RolloutContext:
         max_bytes = int(rollout.max_image_megabytes * 2**20)
         return ImageLibrary(self.store, max_bytes, tuple(map(ip_network, rollout.image_networks)))
 
+    def served_question(self, task: MCPTask, record_id: str) -> ServedQuestion:
+        """Return what the tool servers of a rollout are told of its question."""
+        return ServedQuestion(
+            id=task.dataset_id,
+            rollout=record_id,
+            columns=task.columns,
+            folder=self.question_folders.get(task.split),
+        )
+
     def check_scorer(self, task: MCPTask) -> None:
         """Refuse a task that could be sampled here but not scored.
 
@@ -152,7 +172,15 @@ class RolloutContext:
         if self.rollout.scoring == "own":
             self.scoring.check(self.scorer_of(task))
 
-    async def score(self, task: MCPTask, answer: str | None, *, no_answer: str) -> Score:
+    def judges_rollouts(self, task: MCPTask) -> bool:
+        """Return whether the task's scorer is given what was done, and may ask the tools."""
+        return self.rollout.scoring != "elsewhere" and self.scoring.takes_rollout(
+            self.scorer_of(task)
+        )
+
+    async def score(
+        self, task: MCPTask, answer: str | None, *, no_answer: str, rollout: Rollout | None = None
+    ) -> Score:
         """Score an answer with the task's scorer; a rollout without an answer scores 0.
 
         In training the run may name another scorer for all tasks (`Control.scorer`).
@@ -161,14 +189,16 @@ class RolloutContext:
             task: the question.
             answer: the rollout's final answer.
             no_answer: the reason stored with the 0 of a rollout without one.
+            rollout: what was done, for scorers that take it; they decide about those without an
+                answer, too.
 
         Raises:
             ScoringError: the scorer could not decide; the score stays missing and scoring is retried.
         """
         task = task.model_copy(update={"scorer": self.scorer_of(task)})
-        if answer is None:
+        if answer is None and rollout is None:
             return Score(scorer=task.scorer, value=0.0, detail=no_answer)
-        return await self.scoring.score(task, answer)
+        return await self.scoring.score(task, answer, rollout)
 
     def scorer_of(self, task: MCPTask) -> str:
         """Return the name of the scorer that scores a task's answers now."""

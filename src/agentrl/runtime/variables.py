@@ -10,14 +10,16 @@ from agentrl.errors import ConfigError
 _VARIABLE = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}", re.ASCII)
 
 
-def with_variables(value: Any, *, kept: str = "") -> Any:
-    """Return a value with the variables in all its strings substituted, but for `kept`.
+def with_variables(value: Any, *, kept: re.Pattern[str] | None = None) -> Any:
+    """Return a value with the variables in all its strings substituted, but for those `kept`.
 
     Raises:
         ConfigError: a variable is not set; the caller names the file.
     """
     if isinstance(value, str):
-        return _VARIABLE.sub(lambda found: found[0] if found[0] == kept else _value(found), value)
+        return _VARIABLE.sub(
+            lambda found: found[0] if kept and kept.fullmatch(found[0]) else _value(found), value
+        )
     if isinstance(value, Mapping):
         return {key: with_variables(item, kept=kept) for key, item in value.items()}
     if isinstance(value, list):

@@ -7,6 +7,7 @@ failed. A tool's own errors are results.
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -14,18 +15,20 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from mcp import MCPError
 from mcp.types import Tool
 
-from agentrl.errors import CallTimedOut, ConfigError, InvalidResult, ToolError
-from agentrl.runtime.folder_snapshots import pack_folders, unpack_folders
+from agentrl.errors import CallTimedOut, ConfigError, InvalidResult, ScorerDefect, ToolError
+from agentrl.runtime.folder_snapshots import MAX_SNAPSHOT_BYTES, pack_folders, unpack_folders
 from agentrl.schema import ToolResult
 from agentrl.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.tools.servers.admission import MAX_TOOLS
 from agentrl.tools.servers.client_session import scratch_folder
 from agentrl.tools.servers.connection import ServerConnection
 from agentrl.tools.servers.result_content import cut_middle, result_images, result_text
+from agentrl.tools.servers.served_question import NO_QUESTION, ServedQuestion
 from agentrl.tools.servers.server_config import ToolsConfig
 from agentrl.tools.tool_specs import ToolSpec, check_filters, select_tools
 
@@ -61,7 +64,11 @@ class McpToolBox:
         self._num_changes: dict[str, int] | None = None
         """In a rollout's box: how many changes of each server's tools the model knows of."""
         self._folders: dict[str, Path] = {}
-        """In a rollout's box: the folders of its servers, if they hold all state."""
+        """In a rollout's box: the folders of the servers that were started for it."""
+        self._folder_names: list[str] = []
+        """Their servers, in the order of the folders' numbers."""
+        self._has_all_state = False
+        """In a rollout's box: whether its servers keep their state nowhere else."""
 
     def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
         """Offer these tools to new rollouts; running rollouts keep the previous ones."""
@@ -124,11 +131,21 @@ class McpToolBox:
         )
 
     @asynccontextmanager
-    async def for_rollout(self) -> AsyncIterator["McpToolBox"]:
+    async def for_rollout(
+        self, question: ServedQuestion = NO_QUESTION, *, restored: bytes | None = None
+    ) -> AsyncIterator["McpToolBox"]:
         """Yield the box for one rollout; its tools stay the ones that are on offer now.
 
         Servers that keep state in the session (`per_rollout`) get a connection for this rollout,
         opened at its first call and closed at the end; the others stay shared.
+
+        Args:
+            question: what these servers are told of the rollout's question.
+            restored: state of `snapshot` in which the servers start, in place of the fixture.
+
+        Raises:
+            ConfigError: the question lacks a column that a server's settings name.
+            ToolError: a fixture cannot be copied.
         """
         async with AsyncExitStack() as stack:
             private: dict[str, Connection] = {}
@@ -136,9 +153,10 @@ class McpToolBox:
             for name, connection in self._connections.items():
                 if not (isinstance(connection, ServerConnection) and connection.server.per_rollout):
                     continue
-                if connection.server.state == "folder":
+                if connection.server.command is not None:
                     folders[name] = await stack.enter_async_context(scratch_folder())
-                private[name] = own = connection.for_rollout(folders.get(name))
+                    await connection.server.prepare(question, folders[name])
+                private[name] = own = connection.for_rollout(question, folders.get(name))
                 stack.push_async_callback(own.close)
             box = McpToolBox(self._config, self._specs, {**self._connections, **private})
             box._num_changes = {
@@ -146,8 +164,11 @@ class McpToolBox:
                 for name, connection in box._connections.items()
                 if isinstance(connection, ServerConnection)
             }
-            if folders.keys() == private.keys():
-                box._folders = {f"{n}": folders[name] for n, name in enumerate(sorted(folders))}
+            box._folder_names = sorted(folders)
+            box._folders = {f"{n}": folders[name] for n, name in enumerate(box._folder_names)}
+            box._has_all_state = all(one.server.state == "folder" for one in private.values())
+            if restored is not None:
+                await asyncio.to_thread(unpack_folders, restored, box._folders)
             yield box
 
     def snapshot(self) -> bytes | None:
@@ -156,11 +177,35 @@ class McpToolBox:
         Returns:
             None if a server has state outside its folder, or too much of it.
         """
-        return pack_folders(self._folders) if self._folders else None
+        return pack_folders(self._folders) if self._folders and self._has_all_state else None
 
-    def restore(self, state: bytes) -> None:
-        """Take a rollout's servers, of which none has been called, to a state of `snapshot`."""
-        unpack_folders(state, self._folders)
+    async def copy_folders(self, target: Path) -> Path:
+        """Copy the directories of the servers that were started for a rollout, without links.
+
+        Args:
+            target: an empty folder; several servers have a subfolder each.
+
+        Raises:
+            ScoringError: no server has a directory, or they are too large.
+        """
+        packed = await asyncio.to_thread(pack_folders, self._folders) if self._folders else None
+        if packed is None:
+            problem = "is too large, or changes" if self._folders else "does not exist"
+            raise ScorerDefect(
+                f"the folder of the rollout {problem}: only `per_rollout` commands have one, of up to "
+                f"{MAX_SNAPSHOT_BYTES >> 20} MiB",
+                kind=f"the folder of the rollout {problem}",
+                is_certain=True,
+            )
+        single = len(self._folders) == 1
+        copies = {
+            number: target if single else target / quote(name, safe="")
+            for number, name in zip(self._folders, self._folder_names, strict=True)
+        }
+        for folder in copies.values():
+            folder.mkdir(exist_ok=True)
+        await asyncio.to_thread(_unpack_without_links, packed, copies)
+        return target
 
     async def _tools_added(self, server: str) -> str:
         """Offer tools that a server added during the rollout; return a note about them.
@@ -229,6 +274,16 @@ class McpToolBox:
         hint = f" Did you mean {near[0]}?" if near else ""
         text = f"Error: there is no tool named {name!r}.{hint} Tools: {', '.join(self._by_name)}"
         return cut_middle(text, self._config.max_result_chars)
+
+
+def _unpack_without_links(packed: bytes, folders: Mapping[str, Path]) -> None:
+    """Unpack for a reader outside of the wall, whom a link could lead anywhere."""
+    unpack_folders(packed, folders)
+    for folder in folders.values():
+        for place, inner, files in os.walk(folder):
+            for path in (Path(place) / name for name in (*inner, *files)):
+                if path.is_symlink():
+                    path.unlink()
 
 
 Server = ServerConnection | Aggregator

@@ -5,7 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from agentrl.config.sections import InferenceSection, RootConfig, SamplingSection, ToolsSection
+from agentrl.config.sections import (
+    DataSection,
+    InferenceSection,
+    RootConfig,
+    SamplingSection,
+    ToolsSection,
+)
+from agentrl.datasets.entries import folder_of, read_entries
+from agentrl.datasets.question import question_of
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
 from agentrl.models.checkpoints.architectures import decoder_config, raw_config
@@ -16,6 +24,7 @@ from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
 from agentrl.rollout.evaluated_route import open_evaluated_route
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, ToolSpec, connect_tools, load_mcp_servers
+from agentrl.tools.servers.served_question import NO_QUESTION, ServedQuestion
 from agentrl.tools.tool_walls import tool_wall
 
 log = logging.getLogger(__name__)
@@ -67,7 +76,15 @@ async def open_context(
             has_trees=bool(config.data.rounds),
             summarizer=summarizer,
             evaluated_route=route,
+            question_folders=question_folders(config.data),
         )
+
+
+def question_folders(data: DataSection) -> dict[str, Path]:
+    """Return the folders whose files the rows of a split may name."""
+    files = {"train": data.train_file, "eval": data.eval_file}
+    folders = {split: folder_of(file) for split, file in files.items() if file is not None}
+    return {split: folder for split, folder in folders.items() if folder is not None}
 
 
 def is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
@@ -91,7 +108,20 @@ def tools_of(config: RootConfig) -> ToolsConfig:
         if server.command is not None:
             opened = (*server.named_paths(), *map(Path, server.writable))
             tool_wall(config, opened, named_by=f"mcpServers.{name}")
-    return tools.model_copy(update={"wall": tool_wall(config)})
+    asks = any(server.asks_for_question for server in tools.servers.values())
+    example = example_question(config.data) if asks else NO_QUESTION
+    return tools.model_copy(update={"wall": tool_wall(config), "example": example})
+
+
+def example_question(data: DataSection) -> ServedQuestion:
+    """Return a question of the run, for servers that are started to list their tools."""
+    for file in (data.train_file, data.eval_file):
+        if file is not None:
+            folder = folder_of(file)
+            for where, entry in read_entries(file):
+                question = question_of(entry, data, where, folder)
+                return ServedQuestion(question.id, "", question.columns, folder)
+    return NO_QUESTION
 
 
 def tools_config(section: ToolsSection) -> ToolsConfig:

@@ -27,7 +27,8 @@ from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.wall import ScratchDirectory, remove_folder, scratch_directory
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, describe
 from agentrl.tools.servers.http_transport import FailureReportingTransport
-from agentrl.tools.servers.server_config import ROLLOUT_DIR, McpServer, ToolsConfig, http_headers
+from agentrl.tools.servers.served_question import ServedQuestion
+from agentrl.tools.servers.server_config import McpServer, ToolsConfig, http_headers
 from agentrl.tools.servers.stdio_transport import StdioServer, stdio_transport
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,10 @@ class McpSession:
         server: McpServer,
         config: ToolsConfig,
         on_tools_changed: Callable[[], None],
+        question: ServedQuestion,
     ) -> None:
         self._server = server
+        self._question = question
         self._on_tools_changed = on_tools_changed
         self._config = config
         log_dir = config.log_dir
@@ -99,7 +102,7 @@ class McpSession:
     async def _run(self) -> None:
         try:
             async with _open_client(
-                self._server, self._config, self._child, self._on_message
+                self._server, self._config, self._child, self._on_message, self._question
             ) as client:
                 self._opened.set_result(client)
                 await self._watch_tools(client)
@@ -180,23 +183,28 @@ async def _open_client(
     config: ToolsConfig,
     child: StdioServer,
     on_message: MessageHandlerFnT,
+    question: ServedQuestion,
 ) -> AsyncIterator[Client]:
     timeout = server.call_timeout_seconds or config.call_timeout_seconds
+    headers = http_headers(server, config)
+    if server.per_rollout:
+        headers = {name: question.filled(text) for name, text in headers.items()}
+        headers |= question.headers()
     async with AsyncExitStack() as stack:
         transport: Transport
         if server.transport == "stdio":
-            transport = await _command_transport(server, config, child, stack)
+            transport = await _command_transport(server, config, child, question, stack)
         elif server.transport == "sse":
             transport = sse_client(
                 server.url or "",
-                headers=http_headers(server, config),
+                headers=headers,
                 timeout=config.connect_timeout_seconds,
                 sse_read_timeout=timeout + _READ_MARGIN_SECONDS,
                 httpx_client_factory=_bounded_client,
             )
         else:
             http = _bounded_client(
-                headers=http_headers(server, config),
+                headers=headers,
                 timeout=httpx2.Timeout(
                     config.connect_timeout_seconds, read=timeout + _READ_MARGIN_SECONDS
                 ),
@@ -248,26 +256,30 @@ async def scratch_folder() -> AsyncIterator[Path]:
 
 
 async def _command_transport(
-    server: McpServer, config: ToolsConfig, child: StdioServer, stack: AsyncExitStack
+    server: McpServer,
+    config: ToolsConfig,
+    child: StdioServer,
+    question: ServedQuestion,
+    stack: AsyncExitStack,
 ) -> Transport:
     """Return the transport that starts a server's command, isolated from other servers."""
     wall = config.wall
     if wall.scratch is None:
-        wall = replace(wall, scratch=await stack.enter_async_context(scratch_folder()))
+        folder = await stack.enter_async_context(scratch_folder())
+        await server.prepare(question, folder)
+        wall = replace(wall, scratch=folder)
 
-    def with_rollout_dir(text: str) -> str:
-        return text.replace(ROLLOUT_DIR, str(wall.scratch))
+    def filled(text: str) -> str:
+        return question.filled(text, wall.scratch)
 
     wall = replace(
         wall,
         readable=(*wall.readable, *server.named_paths()),
         writable=(*wall.writable, *map(Path, server.writable)),
-        directory=with_rollout_dir(server.cwd or "") or wall.directory or str(Path.cwd()),
+        directory=filled(server.cwd or "") or wall.directory or str(Path.cwd()),
     )
-    argv = [program(server.command or ""), *map(with_rollout_dir, server.args)]
-    variables = {
-        name: with_rollout_dir(text.get_secret_value()) for name, text in server.env.items()
-    }
+    argv = [program(server.command or ""), *map(filled, server.args)]
+    variables = {name: filled(text.get_secret_value()) for name, text in server.env.items()}
     return stdio_transport(
         await asyncio.to_thread(wall.command, argv),
         environment=wall.environment() | variables,

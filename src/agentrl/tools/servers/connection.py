@@ -16,6 +16,7 @@ from agentrl.runtime.retries import retried
 from agentrl.tools.servers.admission import FAILURE_KEY, MAX_TOOLS, describe, listing_problem
 from agentrl.tools.servers.client_session import McpSession
 from agentrl.tools.servers.result_content import with_linked_resources
+from agentrl.tools.servers.served_question import ServedQuestion
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,18 @@ class _Repeatable(Exception):
 class ServerConnection:
     """Calls one server's tools; connects, reconnects, and retries if that is safe."""
 
-    def __init__(self, name: str, server: McpServer, config: ToolsConfig) -> None:
-        """Prepare; `config` has the limits of calls."""
+    def __init__(
+        self,
+        name: str,
+        server: McpServer,
+        config: ToolsConfig,
+        question: ServedQuestion | None = None,
+    ) -> None:
+        """Prepare; `config` has the limits of calls, `question` is that of a rollout."""
         self.name = name
         self.server = server
         self._config = config
+        self._question = question or config.example
         self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
         self._max_seconds = max(self._timeout, config.max_call_seconds)
         self._label = f"MCP server {name!r} at {server.address}"
@@ -49,16 +57,19 @@ class ServerConnection:
         self.protocol_version = ""
         """Of MCP, as negotiated, once its tools are listed."""
 
-    def for_rollout(self, folder: Path | None = None) -> "ServerConnection":
-        """Return another connection to the server.
+    def for_rollout(
+        self, question: ServedQuestion, folder: Path | None = None
+    ) -> "ServerConnection":
+        """Return another connection to the server, which serves one rollout of a question.
 
         Args:
+            question: the rollout's.
             folder: the private directory of its command; by default a new one.
         """
         config = self._config
         if folder is not None:
             config = config.with_scratch(folder)
-        other = ServerConnection(self.name, self.server, config)
+        other = ServerConnection(self.name, self.server, config, question)
         other.instructions = self.instructions
         return other
 
@@ -214,7 +225,9 @@ class ServerConnection:
                 raise self._error("is unreachable", error) from error
 
     async def _connect(self) -> Client:
-        session = McpSession(self.name, self.server, self._config, self._count_change)
+        session = McpSession(
+            self.name, self.server, self._config, self._count_change, self._question
+        )
         client = await session.opened()
         self._session = session
         return client

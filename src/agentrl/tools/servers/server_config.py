@@ -1,5 +1,6 @@
 """The tool servers of a run: their settings, and the `mcpServers` mapping that they are read from."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -16,11 +17,9 @@ from agentrl.errors import ConfigError
 from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.wall import Wall, named_paths
 from agentrl.runtime.variables import with_variables
+from agentrl.tools.servers.served_question import NO_QUESTION, PLACEHOLDER, ServedQuestion
 
 Transport = Literal["http", "sse", "stdio", "aggregator"]
-ROLLOUT_DIR = "${rollout_dir}"
-"""Placeholder of the rollout's private directory in the arguments, variables and working directory
-of a `per_rollout` command."""
 _MAX_PAUSE_SECONDS = 10.0
 _SECRET_FLAG = re.compile(r"-\S*(?:key|token|secret|passw|auth|credential)\S*", re.IGNORECASE)
 
@@ -53,6 +52,11 @@ class McpServer(BaseModel):
     state: Literal["session", "folder"] = "session"
     """Where a `per_rollout` command keeps its state: `folder`: only in the files of its directory
     (`${rollout_dir}`), so that a branch starts from a copy of them."""
+    fixture: str = ""
+    """A file, or a folder, below the folder of the question file, which each rollout finds copied in
+    its directory: `${row.fixture}`, for example."""
+    row: tuple[str, ...] = ()
+    """Columns of the question's row that each rollout finds in `row.json` of its directory."""
     resumable: bool = False
     """The server keeps no state between calls: another sampler may resume a rollout."""
     written: tuple[str, ...] = Field(default=(), repr=False)
@@ -77,27 +81,65 @@ class McpServer(BaseModel):
             )
         if self.state == "folder" and not (self.per_rollout and self.command):
             raise ValueError('"state": "folder" requires a command with "per_rollout": true')
-        texts = (*self.args, *(one.get_secret_value() for one in self.env.values()), self.cwd or "")
-        if any(ROLLOUT_DIR in text for text in texts) and not self.per_rollout:
-            raise ValueError(f'{ROLLOUT_DIR} requires "per_rollout": true')
-        if ROLLOUT_DIR in "".join((self.url or "", self.command or "")):
-            raise ValueError(f"{ROLLOUT_DIR} is supported only in args, env and cwd of a command")
         if self.url is not None and not re.match(r"https?://[^/\s]", self.url):
             raise ValueError(f"url {self.url!r} is not an http(s) address")
         return self
 
+    @model_validator(mode="after")
+    def _check_placeholders(self) -> Self:
+        if (self.fixture or self.row) and not (self.per_rollout and self.command):
+            raise ValueError('"fixture" and "row" require a command with "per_rollout": true')
+        for found in PLACEHOLDER.finditer("".join((self.url or "", self.command or ""))):
+            raise ValueError(
+                f"{found[0]} is supported only in args, env and cwd of a command and in headers"
+            )
+        for found in PLACEHOLDER.finditer(self._filled_texts):
+            if not self.per_rollout:
+                raise ValueError(f'{found[0]} requires "per_rollout": true')
+            if self.command is None and found["name"] == "rollout_dir":
+                raise ValueError(f"{found[0]} is supported only in args, env and cwd of a command")
+        return self
+
     @property
     def words(self) -> tuple[str, ...]:
-        """Its command line and the values of its variables, without paths of a rollout."""
+        """Its command line and the values of its variables.
+
+        Those that a rollout fills in are left out, so that no row opens a path.
+        """
         variables = (text.get_secret_value() for text in self.env.values())
         given = (program(self.command or ""), *self.args, *variables)
-        return tuple(word for word in given if ROLLOUT_DIR not in word)
+        return tuple(word for word in given if PLACEHOLDER.search(word) is None)
 
     def named_paths(self) -> tuple[Path, ...]:
         """Return what the command line, the variables and the working directory name."""
         given = (*self.readable, *((self.cwd,) if self.cwd else ()))
-        opened = (Path(path) for path in given if ROLLOUT_DIR not in path)
+        opened = (Path(path) for path in given if PLACEHOLDER.search(path) is None)
         return (*named_paths(self.words), *opened)
+
+    async def prepare(self, question: ServedQuestion, rollout_dir: Path) -> None:
+        """Put what the settings name into a rollout's directory; see `ServedQuestion.prepare`."""
+        if self.fixture or self.row:
+            await asyncio.to_thread(question.prepare, self.fixture, self.row, rollout_dir)
+
+    @property
+    def _filled_texts(self) -> str:
+        """All settings whose placeholders a rollout fills in."""
+        secrets = (one.get_secret_value() for one in (*self.env.values(), *self.headers.values()))
+        return "\n".join((*self.args, *secrets, self.cwd or "", self.fixture))
+
+    @property
+    def asks_for_question(self) -> bool:
+        """Whether its settings name more of a rollout than its directory."""
+        placed = PLACEHOLDER.finditer(self._filled_texts)
+        return bool(self.fixture or self.row) or any(
+            found["name"] != "rollout_dir" for found in placed
+        )
+
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """The columns of a question's row that its settings name."""
+        placed = (found["column"] for found in PLACEHOLDER.finditer(self._filled_texts))
+        return tuple(dict.fromkeys((*self.row, *filter(None, placed))))
 
     @property
     def address(self) -> str:
@@ -148,6 +190,8 @@ class ToolsConfig(BaseModel):
     each gets one of its own."""
     log_dir: Path | None = None
     """Folder for the standard error of commands; by default it is discarded."""
+    example: ServedQuestion = NO_QUESTION
+    """Question that servers are told of when they are started to list their tools."""
     log_prefix: str = "tool_"
     """Prefix of the names of these files."""
     show_instructions: bool = True
@@ -310,8 +354,7 @@ def _substituted(name: str, value: object) -> object:
             "environment variable as ${NAME}"
         )
     try:
-        # Known when the command starts.
-        return with_variables(value, kept=ROLLOUT_DIR)
+        return with_variables(value, kept=PLACEHOLDER)
     except ConfigError as error:
         raise ConfigError(f"mcpServers.{name}: {error}") from None
 
