@@ -13,6 +13,7 @@ from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.errors import ScoringError
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
+from agentrl.rewards import Rollout
 from agentrl.rollout import MCPSampler, RolloutContext, RolloutResult
 from agentrl.rollout.context import Scoring
 from agentrl.schema import DispatchedSamplingTask, InferenceService, MCPTask, Record, Run, Score
@@ -62,12 +63,17 @@ class ExactScoring:
         answer, closed, _ = rest.partition(f"</{schema}>")
         return answer.strip() if opened and closed else None
 
-    async def score(self, task: MCPTask, answer: str) -> Score:
+    async def score(
+        self, task: MCPTask, answer: str | None, rollout: Rollout | None = None
+    ) -> Score:
         if self.outages > 0:
             self.outages -= 1
             raise ScoringError("the judge is away")
         self.num_scored += 1
         return Score(scorer=task.scorer, value=float(answer == str(task.answer)))
+
+    def takes_rollout(self, scorer: str) -> bool:
+        return False
 
     def sees_group(self, scorer: str) -> bool:
         return False

@@ -13,6 +13,7 @@ from agentrl.rewards.factory import (
     load_scorer_module,
 )
 from agentrl.rewards.registered_scoring import RegisteredScoring, extract_answer
+from agentrl.rewards.rollout_view import Rollout
 from agentrl.rewards.text_scorers import gaia_reward_func  # registers `exact`, `em` and `gaia`
 from agentrl.schema import GroundTruth
 
@@ -22,6 +23,7 @@ __all__ = [
     "GroundTruth",
     "MCPScorerFactory",
     "RegisteredScoring",
+    "Rollout",
     "Scorer",
     "Verdict",
     "extract_answer",

@@ -15,11 +15,12 @@ from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError, ScorerDefect, ScoringError
 from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.rollout_view import NeedsWorld, Rollout
 from agentrl.rewards.scorer_process import ScorerProcess
 from agentrl.rewards.scorer_threads import ScorerThreads
 from agentrl.rewards.scoring_failures import as_number, as_scoring_error
@@ -40,9 +41,10 @@ class Verdict:
 
 
 ScoringFunction = Callable[..., Any]
-"""`(answer, truth)` or `(answer, truth, agent_config)`, plain or async, which returns a number or a
-`Verdict`; with `sees_group`, `(records, truth)` or `(records, truth, agent_config)`, which returns one
-of these for each record."""
+"""`(answer, truth)`, plain or async, which returns a number or a `Verdict`. Parameters named `rollout` and
+`agent_config` may follow: what was done (`Rollout`; the answer is then None if there is none), and the
+models that it may call. With `sees_group`, the first parameter is `records`, and it returns one of
+these for each record."""
 
 ENTRY_POINTS = "agentrl.scorers"
 """Entry point group in which installed packages register scoring functions."""
@@ -55,6 +57,9 @@ _processes: dict[str, ScorerProcess] = {}
 """Processes of the scorers that a file or module registers, by its name."""
 
 _TERM = re.compile(r"\s*(?:(-?\d*\.?\d+)\s*\*\s*)?([^\s+*]+)\s*")
+Extra = Literal["config", "rollout"]
+WORLD = "world"
+"""Where the inputs of a score hold what the rollout's tools told its function (`Rollout.facts`)."""
 _Function = TypeVar("_Function", bound=ScoringFunction)
 
 
@@ -85,7 +90,8 @@ class Scorer:
 
     name: str
     function: ScoringFunction
-    takes_config: bool
+    extras: tuple[Extra, ...] = ()
+    """What the function takes after answer and truth."""
     version: str = "1"
     needs_judge: bool = False
     needs_answer: bool = False
@@ -95,6 +101,16 @@ class Scorer:
     isolated: bool = True
     source: str | None = None
     """The file or module that registers it in other processes; None if only this process has it."""
+
+    @property
+    def takes_config(self) -> bool:
+        """Whether the function may call models."""
+        return "config" in self.extras
+
+    @property
+    def takes_rollout(self) -> bool:
+        """Whether the function is given what was done, and asks the rollout's tools."""
+        return "rollout" in self.extras
 
     def check(self, config: AgentConfig | None) -> None:
         """Raise ConfigError if the scorer cannot work with this configuration."""
@@ -110,14 +126,17 @@ class Scorer:
         truth: GroundTruth,
         config: AgentConfig | None = None,
         *,
+        rollout: Rollout | None = None,
         max_seconds: float = MAX_SECONDS,
     ) -> Score:
-        """Score an answer; a missing answer scores 0.
+        """Score an answer; a missing answer scores 0, unless the function takes the rollout.
 
         Args:
             answer: the final answer of the rollout.
             truth: the question, and its right answers.
             config: the models that the function may call.
+            rollout: what was done, for functions that take it; with its world, as long as there is
+                one.
             max_seconds: timeout of the function.
 
         Raises:
@@ -131,10 +150,22 @@ class Scorer:
                 f"scorer {self.name!r} scores all rollouts of a question together; this is a "
                 "single one"
             )
-        if answer is None:
-            verdict = Verdict(0.0, detail="no answer")
-        else:
-            (verdict,) = await self._run(max_seconds, answer, truth, config)
+        if not self.takes_rollout:
+            rollout = None
+        elif rollout is None:
+            raise ConfigError(f"scorer {self.name!r} takes the rollout; this is a single answer")
+        if answer is None and rollout is None:
+            return self._score(Verdict(0.0, detail="no answer"), answer, truth)
+        try:
+            (verdict,) = await self._run(max_seconds, answer, truth, config, rollout)
+        except NeedsWorld as need:
+            assert rollout is not None
+            informed = await rollout.informed(need.request)
+            return await self.score(
+                answer, truth, config, rollout=informed, max_seconds=max_seconds
+            )
+        if rollout is not None and rollout.facts:
+            verdict = replace(verdict, inputs=verdict.inputs | {WORLD: rollout.facts})
         return self._score(verdict, answer, truth)
 
     async def score_group(
@@ -150,7 +181,7 @@ class Scorer:
         Raises:
             ScoringError: see `score`.
         """
-        verdicts = await self._run(max_seconds, tuple(records), truth, config)
+        verdicts = await self._run(max_seconds, tuple(records), truth, config, None)
         pairs = zip(records, verdicts, strict=True)
         return [self._score(verdict, record.final_answer, truth) for record, verdict in pairs]
 
@@ -165,17 +196,25 @@ class Scorer:
     async def score_here(
         self,
         max_seconds: float,
-        scored: str | tuple[Record, ...],
+        scored: str | tuple[Record, ...] | None,
         truth: GroundTruth,
         config: AgentConfig | None,
+        rollout: Rollout | None,
     ) -> list[Verdict]:
         """Return the verdict on an answer, or those on the rollouts of a group, from this process.
 
         Raises:
             ScoringError: see `score`.
+            NeedsWorld: the function needs another fact of the rollout's tools.
         """
-        result = await self._call(max_seconds, scored, truth, config)
-        if isinstance(scored, str):
+        extras = {"config": config, "rollout": rollout}
+        arguments = (truth, *(extras[name] for name in self.extras))
+        try:
+            result = await self._call(max_seconds, scored, *arguments)
+        finally:
+            if rollout is not None:
+                rollout.check_facts()
+        if not isinstance(scored, tuple):
             return [self._as_verdict(result)]
         is_list = isinstance(result, Iterable) and not isinstance(result, str | Mapping)
         items = list(islice(result, len(scored) + 1)) if is_list else []
@@ -186,15 +225,8 @@ class Scorer:
             raise ScorerDefect(text, kind=text)
         return verdicts
 
-    async def _call(
-        self,
-        max_seconds: float,
-        scored: str | tuple[Record, ...],
-        truth: GroundTruth,
-        config: AgentConfig | None,
-    ) -> Any:
+    async def _call(self, max_seconds: float, *arguments: Any) -> Any:
         """Return the function's result; its exceptions become `ScoringError`s."""
-        arguments = (scored, truth, config) if self.takes_config else (scored, truth)
         label = f"scorer {self.name!r}"
         limit = asyncio.timeout(max_seconds)
         try:
@@ -217,7 +249,7 @@ class Scorer:
                 raise
             raise failure from error
 
-    def _call_function(self, scored: str | tuple[Record, ...], *arguments: Any) -> Any:
+    def _call_function(self, scored: Any, *arguments: Any) -> Any:
         """Call the function; if it is a generator, collect its values here, where its code runs."""
         result = self.function(scored, *arguments)
         if self.sees_group and isinstance(result, Iterator):
@@ -298,8 +330,10 @@ class MCPScorerFactory:
             )
 
         def register(function: _Function) -> _Function:
-            takes_config = _takes_config(name, function)
-            cls._scorers[name] = Scorer(name, function, takes_config, source=cls._source, **traits)
+            extras = _extras(name, function)
+            if "rollout" in extras and traits.get("sees_group"):
+                raise ConfigError(f"scorer {name!r}: a group has no single `rollout`; leave it out")
+            cls._scorers[name] = Scorer(name, function, extras, source=cls._source, **traits)
             return function
 
         return register if function is None else register(function)
@@ -407,12 +441,15 @@ def _weighted_sum(name: str, terms: Sequence[tuple[float, Scorer]]) -> Scorer:
             raise ConfigError(f"scorer {name!r}: {scorer.name!r} {problem}; leave it out")
 
     async def weighted_sum(
-        answer: str, truth: GroundTruth, config: AgentConfig | None = None
+        answer: str | None,
+        truth: GroundTruth,
+        config: AgentConfig | None,
+        rollout: Rollout | None = None,
     ) -> Verdict:
         total = Verdict(0.0)
         # One after the other: if the first cannot decide, no judge is asked in vain.
         for weight, scorer in terms:
-            score = await scorer.score(answer, truth, config)
+            score = await scorer.score(answer, truth, config, rollout=rollout)
             parts = {f"{scorer.name} {part}": value for part, value in score.parts.items()}
             total = Verdict(
                 total.value + weight * score.value,
@@ -425,7 +462,7 @@ def _weighted_sum(name: str, terms: Sequence[tuple[float, Scorer]]) -> Scorer:
     return Scorer(
         name,
         weighted_sum,
-        takes_config=True,
+        ("config", "rollout") if any(scorer.takes_rollout for scorer in scorers) else ("config",),
         version=", ".join(scorer.version for scorer in scorers),
         needs_judge=any(scorer.needs_judge for scorer in scorers),
         needs_answer=any(scorer.needs_answer for scorer in scorers),
@@ -433,22 +470,35 @@ def _weighted_sum(name: str, terms: Sequence[tuple[float, Scorer]]) -> Scorer:
     )
 
 
-def _takes_config(name: str, function: ScoringFunction) -> bool:
+def _extras(name: str, function: ScoringFunction) -> tuple[Extra, ...]:
+    """Return what a function takes after answer and truth, in its order."""
     if not callable(function):
         raise ConfigError(f"scorer {name!r}: {function!r} is not a function")
     parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return ("config",)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [parameter for parameter in parameters if parameter.kind in kinds]
-    required = [parameter for parameter in positional if parameter.default is parameter.empty]
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return True
-    if len(required) > 3 or len(positional) < 2:
+    known: dict[str, Extra] = {"rollout": "rollout", "config": "config", "agent_config": "config"}
+    extras = []
+    for parameter in positional[2:]:
+        extra = known.get(parameter.name)
+        if extra is not None:
+            extras.append(extra)
+        elif parameter.default is parameter.empty:
+            raise ConfigError(
+                f"scorer {name!r}: nothing is passed as {parameter.name!r}; after (answer, truth), a "
+                "scoring function may take `rollout` (the conversation, its calls and the tools) and "
+                "`agent_config`"
+            )
+        else:
+            break  # the user's own, such as `tolerance=0.1`
+    if len(positional) < 2:
         raise ConfigError(
-            f"scorer {name!r}: a scoring function must take (answer, truth) or (answer, truth, "
-            "agent_config); with sees_group, it takes the records instead of the answer"
+            f"scorer {name!r}: a scoring function must take (answer, truth), and may take `rollout` "
+            "and `agent_config`; with sees_group, it takes the records instead of the answer"
         )
-    # A third parameter with a default may be the user's own (`tolerance=0.1`).
-    return len(required) == 3 or (len(positional) >= 3 and "config" in positional[2].name)
+    return tuple(extras)
 
 
 def load_scorer_module(source: str | Path) -> ModuleType:

@@ -8,6 +8,7 @@ from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import MAX_SECONDS, MCPScorerFactory, load_scorer_module
 from agentrl.rewards.judge_gate import share_between
+from agentrl.rewards.rollout_view import Rollout
 from agentrl.schema import GroundTruth, MCPTask, Record, Score
 from agentrl.schema.answer_form import find_answer
 
@@ -47,8 +48,10 @@ class RegisteredScoring:
         """Return the final answer in a model's text, or None; see `extract_answer`."""
         return extract_answer(text, schema)
 
-    async def score(self, task: MCPTask, answer: str) -> Score:
-        """Score an answer with the task's scorer.
+    async def score(
+        self, task: MCPTask, answer: str | None, rollout: Rollout | None = None
+    ) -> Score:
+        """Score an answer, or what a rollout did, with the task's scorer.
 
         Raises:
             ScoringError: the scorer could not decide.
@@ -56,8 +59,16 @@ class RegisteredScoring:
         """
         scorer = MCPScorerFactory.get_scorer(task.scorer)
         return await scorer.score(
-            answer, GroundTruth.of(task), self.agent_config, max_seconds=self._max_seconds
+            answer,
+            GroundTruth.of(task),
+            self.agent_config,
+            rollout=rollout,
+            max_seconds=self._max_seconds,
         )
+
+    def takes_rollout(self, scorer: str) -> bool:
+        """Return whether a scorer is given what was done."""
+        return MCPScorerFactory.get_scorer(scorer).takes_rollout
 
     def sees_group(self, scorer: str) -> bool:
         """Return whether a scorer scores all rollouts of a question together.

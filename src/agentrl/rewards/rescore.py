@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import ScoringError
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.factory import Scorer
+from agentrl.rewards.factory import WORLD, Scorer
+from agentrl.rewards.rollout_view import Rollout, rollout_of
 from agentrl.runtime.ending_tasks import joint_tasks
 from agentrl.schema import GroundTruth, MCPTask, Record, RecordStatus, Score
 from agentrl.store import TrajectoryStore
@@ -83,11 +84,26 @@ async def _score(
         counts.num_open += 1
         return
     try:
-        score = await scorer.score(record.final_answer, GroundTruth.of(task), config)
+        rollout = await _stored_rollout(store, task, record) if scorer.takes_rollout else None
+        truth = GroundTruth.of(task)
+        score = await scorer.score(record.final_answer, truth, config, rollout=rollout)
     except ScoringError as error:
         _count_undecided(record, error, counts)
         return
     await _store(store, task, record, score, counts)
+
+
+async def _stored_rollout(store: TrajectoryStore, task: MCPTask, record: Record) -> Rollout:
+    """Return what was done, with what the tools told an earlier scoring."""
+    turns = await store.turns.get_many(record.turns)
+    assert record.outcome is not None
+    rollout = rollout_of(turns, outcome=record.outcome, columns=task.columns, reward=record.reward)
+    known = [
+        score.inputs[WORLD]
+        for score in (record.score, *record.more_scores)
+        if score is not None and WORLD in score.inputs
+    ]
+    return rollout.recalling(known[0] if known else [])
 
 
 async def _rescore_groups(

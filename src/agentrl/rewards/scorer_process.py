@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from agentrl.errors import AgentWorkerError, ConfigError, ScorerDefect, ScorerTimeout, ScoringError
+from agentrl.rewards.rollout_view import NeedsWorld
 from agentrl.runtime.processes.request_process import RequestProcess
 
 _MAX_ISOLATED_RETRIES = 2
@@ -82,6 +83,8 @@ class ScorerProcess:
 
 
 def _verdicts(result: dict[str, Any]) -> list[dict[str, Any]]:
+    if "needs" in result:
+        raise NeedsWorld(result["needs"])
     if "defect" in result:
         timed_out = bool(result["timed_out"])
         error_class = ScorerTimeout if timed_out else ScorerDefect

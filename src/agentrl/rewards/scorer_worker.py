@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, ScorerDefect, ScorerTimeout
 from agentrl.rewards import MCPScorerFactory, load_scorer_module
+from agentrl.rewards.rollout_view import NeedsWorld
 from agentrl.runtime.logs import RepeatLimit
 from agentrl.runtime.processes.request_server import Answer, RequestServer
 from agentrl.runtime.telemetry.loop_watch import LoopWatch
@@ -63,6 +64,8 @@ class ScorerWorker:
         scorer = MCPScorerFactory.get_scorer(name)
         try:
             verdicts = await scorer.score_here(max_seconds, *arguments)
+        except NeedsWorld as need:
+            return {"needs": need.request}
         except ScorerDefect as defect:
             timed_out = isinstance(defect, ScorerTimeout)
             if timed_out:

@@ -5,7 +5,7 @@ from collections import Counter
 from functools import partial
 from typing import ClassVar
 
-from agentrl.errors import RenderError
+from agentrl.errors import RenderError, ScoringError
 from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
@@ -16,6 +16,7 @@ from agentrl.rollout.context_edits import (
     without_repetitions,
     without_tool_results,
 )
+from agentrl.rollout.world import judged_in_world, score_rollout
 from agentrl.schema import (
     DispatchedSamplingTask,
     MCPTask,
@@ -64,14 +65,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
         self._num_images = 0
         self._instructions = ""
         self._tools = context.toolbox
+        self._judged: Score | ScoringError | None = None
 
     async def run(self) -> RolloutResult:
         """Run turns until there is an answer or a limit is reached."""
         self.context.check_scorer(self.task)
-        async with self.context.toolbox.for_rollout() as tools:
+        question = self.context.served_question(self.task, self.record.id)
+        async with self.context.toolbox.for_rollout(question, restored=self.restored) as tools:
             self._tools = tools
-            if self.restored is not None:
-                await asyncio.to_thread(tools.restore, self.restored)
             self._instructions = tools.instructions
             self._question = await self._question_message()
             schemas = tuple(spec.openai() for spec in tools.specs)
@@ -80,7 +81,10 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 result = await self._run_turns(conversation, tools)
             except LimitReached as limit:
                 result = RolloutResult(limit.outcome)
-            return await self.close_tools(result, tools)
+            result = await self.close_tools(result, tools)
+            if self.context.judges_rollouts(self.task):
+                self._judged = await judged_in_world(self, result, tools)
+            return result
 
     async def snapshot(self) -> bytes | None:
         """Return the state of the tools, if all of it is in folders (`"state": "folder"`)."""
@@ -91,8 +95,17 @@ class MCPSampler(AsyncSampler[MCPTask]):
         return result
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
-        """Score the answer with the task's scorer; a rollout without an answer scores 0."""
-        return await self.context.score(self.task, result.final_answer, no_answer=result.outcome)
+        """Score the answer with the task's scorer; a rollout without an answer scores 0.
+
+        A scorer that takes the rollout has decided while its tools were open; what another process
+        scores later is the rollout as it is stored.
+        """
+        judged, self._judged = self._judged, None
+        if isinstance(judged, Score):
+            return judged
+        if judged is not None:
+            raise judged
+        return await score_rollout(self, result, result.outcome)
 
     async def _run_turns(self, conversation: Conversation, tools: ToolBox) -> RolloutResult:
         for turn_number in range(1, self.context.rollout.max_turns + 1):

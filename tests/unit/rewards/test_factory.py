@@ -193,7 +193,7 @@ async def test_a_function_whose_caller_is_gone_is_not_begun() -> None:
     "function", [lambda answer: 1.0, lambda a, b, c, d: 1.0, lambda: 1.0], ids=["1", "4", "0"]
 )
 def test_functions_of_other_arity_are_refused_at_registration(function: Any) -> None:
-    with pytest.raises(ConfigError, match=r"\(answer, truth\) or \(answer, truth, agent_config\)"):
+    with pytest.raises(ConfigError, match=r"after \(answer, truth\)|must take \(answer, truth\)"):
         MCPScorerFactory.register_scorer("bad", function)
 
 
@@ -285,9 +285,9 @@ async def test_a_scorer_of_the_originals_form_reads_the_answer_by_its_name() -> 
     async def by_name(model_answer: str, ground_truth: dict[str, str]) -> float:
         return 1.0 if model_answer == ground_truth["answer"] else 0.0
 
-    scorer = Scorer("by_name", by_name, takes_config=False)
+    scorer = Scorer("by_name", by_name, extras=())
     assert [(await scorer.score(answer, TRUTH)).value for answer in ("abc", "x")] == [1.0, 0.0]
-    with pytest.raises(KeyError, match=r"'answers' \(a truth has query, answer, aug_answers\)"):
+    with pytest.raises(KeyError, match=r"'answers' \(a truth has query, answer, aug_answers, "):
         TRUTH["answers"]
     assert str(TRUTH) == "abc"
     assert str(GroundTruth(query="q", answer=2.0)) == "2"
@@ -299,10 +299,10 @@ async def test_a_scorer_may_read_the_truth_as_any_mapping() -> None:
         return float(model_answer in right)
 
     truth = GroundTruth(query="q", answer="abc", aug_answers=("ABC",))
-    scorer = Scorer("by_get", by_get, takes_config=False)
+    scorer = Scorer("by_get", by_get, extras=())
     values = [(await scorer.score(answer, truth)).value for answer in ("abc", "ABC", "x")]
     assert values == [1.0, 1.0, 0.0]
-    assert dict(truth) == {"query": "q", "answer": "abc", "aug_answers": ("ABC",)}
+    assert dict(truth) == {"query": "q", "answer": "abc", "aug_answers": ("ABC",), "columns": {}}
     assert truth.get("answers", "none") == "none"
     assert GroundTruth.model_validate_json(truth.model_dump_json()) == truth
 
@@ -317,7 +317,7 @@ async def test_a_scorer_may_read_the_truth_as_any_mapping() -> None:
     ],
 )
 async def test_a_scorer_that_compares_the_whole_truth_is_told(compare: Any) -> None:
-    scorer = Scorer("whole", compare, takes_config=False)
+    scorer = Scorer("whole", compare, extras=())
     with pytest.raises(ScorerDefect, match=r"compare the answer with truth\.answer"):
         await scorer.score("abc", TRUTH)
     assert GroundTruth(query="q", answer="abc") == TRUTH

@@ -8,6 +8,7 @@ them). Nothing is started or written.
 import asyncio
 import inspect
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from agentrl.config.sections import (
     RunSection,
 )
 from agentrl.config.validation.algorithm_checks import check_training
+from agentrl.config.validation.checks import groups_per_step
 from agentrl.errors import AgentRLError, ConfigError, StoreError, WriteError
 from agentrl.launcher.checks.extras import check_extras
 from agentrl.launcher.checks.policy_checks import check_policy, find_model
@@ -46,10 +48,12 @@ from agentrl.runtime.telemetry.tracker_login import check_login
 from agentrl.store import TrajectoryStore
 from agentrl.store.database import has_login
 from agentrl.store.private_mongod import find_mongod
-from agentrl.tools import probe
+from agentrl.tools import ToolsConfig, probe
 from agentrl.tools.tool_walls import tool_wall
 
 _TRIAL_SECONDS = 300.0
+_NOTED_START_SECONDS = 0.3
+"""Processor time of a server's start that is noted, if every rollout starts it."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,8 @@ async def input_findings(
 
     async def tools() -> list[str]:
         path = find_model(config.model, with_weights=with_weights) if renderers else None
-        await _check_tools(config, path, *renderers)
-        return open_to_tools(config)
+        notes = await _check_tools(config, path, *renderers)
+        return [*open_to_tools(config), *notes]
 
     checks: dict[str, Check] = {
         "packages": partial(_check_packages, config, trains=trains),
@@ -291,7 +295,7 @@ def _no_questions(database: str) -> ConfigError:
 
 async def _check_tools(
     config: RootConfig, model_path: Path | None, renderer: Renderer | None = None
-) -> None:
+) -> list[str]:
     # The stored configuration of a run contains the address of its former server.
     section = config.tools.model_copy(update={"tool_server_url": None})
     tools = tools_of(config.model_copy(update={"tools": section}))
@@ -300,10 +304,37 @@ async def _check_tools(
         check_tool_server_command(command.get_secret_value())
     check_tools_can_branch(config, tools)
     if tools.servers and config.rollout.enable_sampling:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         specs = await probe(tools)
+        notes = _start_cost(config, tools, before)
         if model_path is not None and renderer is not None:
             context_length = served_context_length(config.inference, model_path)
             check_tools(config.sampling, context_length, renderer, specs)
+        return notes
+    return []
+
+
+def _start_cost(
+    config: RootConfig, tools: ToolsConfig, before: resource.struct_rusage
+) -> list[str]:
+    """Return a note on what the start of a server for each rollout costs, if it is much.
+
+    Args:
+        config: of the run.
+        tools: whose servers were started since.
+        before: what the children of this process had spent before.
+    """
+    own = [name for name, one in tools.selected.items() if one.per_rollout and one.command]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if not own or spent < _NOTED_START_SECONDS:
+        return []
+    rollouts = groups_per_step(config, config.trainer.num_processes) * config.data.num_generations
+    return [
+        f"each rollout starts its own {', '.join(own)} ({spent:.1f} s of processor time): "
+        f"{rollouts * spent:.0f} s a step of {rollouts} rollouts; an HTTP server is told the rollout "
+        "in a header and keeps a session for each (docs/tools.md)"
+    ]
 
 
 async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> None:

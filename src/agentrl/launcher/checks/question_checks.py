@@ -5,7 +5,7 @@ written.
 """
 
 import filecmp
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from agentrl.runtime.printable import counted
 from agentrl.schema import MCPTask, Task
 from agentrl.schema.answer_form import written
 from agentrl.store import TrajectoryStore
+from agentrl.tools.servers.served_question import ServedQuestion
 
 _MAX_KEYS = 8
 """Maximum number of keys in a note."""
@@ -57,12 +58,13 @@ async def check_questions(
                 scoring.check(scorer)
                 if data.rounds and path == data.train_file:
                     check_scorer_of_trees(scoring, scorer)
+            _check_servers_are_told(config, path, questions)
             if questions.has_images and renderer is not None:
                 _check_images(config, path, renderer)
             if renderer is not None:
                 notes += _long_questions(config, path, questions, renderer)
             notes += _file_notes(config, path, questions)
-            notes += await try_scorers(path, questions)
+            notes += await try_scorers(config, path, questions)
     notes += _environment_notes(config, trains=trains)
     if trains:
         _check_generated_tasks(config)
@@ -101,6 +103,24 @@ def _answers_differ(task: Task, stored: Task) -> bool:
     if not (isinstance(task, MCPTask) and isinstance(stored, MCPTask)):
         return False
     return (task.answer, [*task.aug_answers]) != (stored.answer, [*stored.aug_answers])
+
+
+def _check_servers_are_told(config: RootConfig, path: Path, questions: QuestionFile) -> None:
+    """Check that every question has the columns and the fixtures that tool servers name."""
+    for name, server in tools_config(config.tools).selected.items():
+        lacking = [
+            one for one in server.named_columns if one not in (questions.common_columns or ())
+        ]
+        if lacking:
+            common = ", ".join(sorted(questions.common_columns or ())) or "none"
+            raise ConfigError(
+                f"mcpServers.{name} needs the column {lacking[0]!r}, which not every question of "
+                f"{path} has (own columns of all questions: {common})"
+            )
+        if server.fixture:
+            folder = folder_of(path)
+            for one in questions:
+                ServedQuestion(one.id, "", one.columns, folder).check_fixture(server.fixture)
 
 
 def _scorer_notes(rollout: RolloutSection, before: Sequence[ScoringFunction]) -> Iterator[str]:
@@ -184,9 +204,15 @@ def _environment_notes(config: RootConfig, *, trains: bool) -> Iterator[str]:
 def _file_notes(config: RootConfig, path: Path, questions: QuestionFile) -> Iterator[str]:
     """Yield notes on the questions of a file."""
     if questions.unread_keys:
-        keys = list(questions.unread_keys)
-        more = f" and {len(keys) - _MAX_KEYS} more" if len(keys) > _MAX_KEYS else ""
-        yield f"ignored keys in {path}: {', '.join(keys[:_MAX_KEYS])}{more}"
+        yield (
+            f"own columns of {path}: {_listed(questions.unread_keys)} (`truth.columns` in scorers, "
+            "`task.columns` in agents, `${row.NAME}` in tool servers)"
+        )
+    if questions.columns_left_out:
+        yield (
+            f"{path}: columns that are longer than 100,000 characters or no JSON are not carried: "
+            f"{_listed(questions.columns_left_out)}"
+        )
     if path == config.data.train_file:
         yield from _steps_beyond(config, len(questions))
     for (asked, looked_for), (number, where) in questions.other_requests.items():
@@ -201,6 +227,11 @@ def _file_notes(config: RootConfig, path: Path, questions: QuestionFile) -> Iter
             f"`{DEFAULT_SCORER}` compares their answers with the reference (change it with "
             "--default_scorer)"
         )
+
+
+def _listed(names: Collection[str]) -> str:
+    more = f" and {len(names) - _MAX_KEYS} more" if len(names) > _MAX_KEYS else ""
+    return ", ".join([*names][:_MAX_KEYS]) + more
 
 
 def _long_questions(

@@ -1,43 +1,85 @@
 """Tests the user's scorers before a run: each scores the right answer of one question.
 
 Input: the open questions of a file, and the scorers. Output: notes, or the first scorer that
-returns no number. Built-in scorers, scorers that call a model and scorers of whole groups are
-skipped.
+returns no number. A scorer that takes the rollout is given one that answers at once, with the run's
+own tools. Built-in scorers, scorers that call a model and scorers of whole groups are skipped.
 """
 
 import asyncio
-from collections.abc import Iterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from itertools import islice
 from pathlib import Path
 
+from agentrl.config.sections import RootConfig
+from agentrl.datasets.entries import folder_of
 from agentrl.datasets.question import Question
 from agentrl.datasets.question_files import QuestionFile
-from agentrl.errors import ConfigError, ScorerDefect, ScorerTimeout, ScoringError
-from agentrl.rewards import MCPScorerFactory
+from agentrl.errors import ConfigError, ScorerDefect, ScorerTimeout, ScoringError, ToolError
+from agentrl.rewards import MCPScorerFactory, Rollout
 from agentrl.rewards.factory import Scorer, end_scorer_processes
+from agentrl.rollout.worker.resources import tools_of
+from agentrl.rollout.world import ToolWorld
 from agentrl.schema import GroundTruth
+from agentrl.tools import connect_tools
+from agentrl.tools.servers.served_question import ServedQuestion
 
 TRIAL_SECONDS = 20.0
 _MAX_SCANNED = 1000
 _MAX_ANSWER_CHARS = 60
 
 
-async def try_scorers(path: Path, questions: QuestionFile) -> list[str]:
+async def try_scorers(config: RootConfig, path: Path, questions: QuestionFile) -> list[str]:
     """Test each of the user's scorers on the first question that names it and has an answer."""
+    notes = []
     try:
-        notes = [await _try(scorer, question, path) for scorer, question in _trials(questions)]
+        for scorer, question in _trials(questions):
+            if scorer.takes_rollout:
+                async with _played(config, question, path) as rollout:
+                    notes.append(await _try(scorer, question, path, rollout))
+            else:
+                notes.append(await _try(scorer, question, path))
     finally:
         await end_scorer_processes()
     return [note for note in notes if note]
 
 
-async def _try(scorer: Scorer, question: Question, path: Path) -> str:
+@asynccontextmanager
+async def _played(config: RootConfig, question: Question, path: Path) -> AsyncIterator[Rollout]:
+    """Yield a rollout that gives the right answer at once, and its tools if there are any."""
+    said = {"role": "user", "content": question.query}
+    told = {"role": "assistant", "content": str(question.answer or "")}
+    rollout = Rollout("answered", [said, told], columns=question.columns)
+    # The stored configuration of a run contains the address of its former server.
+    section = config.tools.model_copy(update={"tool_server_url": None})
+    tools = tools_of(config.model_copy(update={"tools": section}))
+    if not tools.servers:
+        yield rollout
+        return
+    served = ServedQuestion(question.id, "", question.columns, folder_of(path))
+    connected = connect_tools(tools.model_copy(update={"example": served, "max_retries": 0}))
+    try:
+        async with connected as box, box.for_rollout(served) as own:
+            with tempfile.TemporaryDirectory(prefix="agentrl-scored-") as folder:
+                rollout.world = ToolWorld(own, Path(folder))
+                yield rollout
+    except ToolError as error:
+        raise ConfigError(str(error)) from error
+
+
+async def _try(
+    scorer: Scorer, question: Question, path: Path, rollout: Rollout | None = None
+) -> str:
     truth = GroundTruth(
-        query=question.query, answer=question.answer, aug_answers=tuple(question.aug_answers)
+        query=question.query,
+        answer=question.answer,
+        aug_answers=tuple(question.aug_answers),
+        columns=dict(question.columns),
     )
     try:
         async with asyncio.timeout(2 * TRIAL_SECONDS):
-            await scorer.score(str(truth), truth, max_seconds=TRIAL_SECONDS)
+            await scorer.score(str(truth), truth, rollout=rollout, max_seconds=TRIAL_SECONDS)
     except (ScoringError, TimeoutError) as error:
         if isinstance(error, ScorerDefect) and not isinstance(error, ScorerTimeout):
             answer = repr(str(truth)[:_MAX_ANSWER_CHARS])
@@ -55,7 +97,8 @@ def _trials(questions: QuestionFile) -> Iterator[tuple[Scorer, Question]]:
     untested = {scorer.name: scorer for scorer in scorers if _is_testable(scorer)}
     # Only the first questions are used, because a file may have millions.
     for question in islice(questions, _MAX_SCANNED) if untested else ():
-        if question.scorer in untested and question.answer is not None:
+        scorer = untested.get(question.scorer)
+        if scorer is not None and (question.answer is not None or scorer.takes_rollout):
             yield untested.pop(question.scorer), question
 
 

@@ -21,6 +21,7 @@ from agentrl.rollout.agent.agent_loading import AgentFunction, is_async, program
 from agentrl.rollout.agent.recording import RecordingSession, RolloutCalls
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.world import score_rollout
 from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score, Seat
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -119,7 +120,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
                 scorer=self._name, value=result.reward, inputs=inputs, seats_keep_rewards=True
             )
         reason = self._error or result.outcome
-        return await self.context.score(self.task, result.final_answer, no_answer=reason)
+        return await score_rollout(self, result, reason)
 
     async def _run_agent(self, endpoint: AgentEndpoint) -> object:
         returned: object

@@ -42,7 +42,8 @@ async def test_questions_that_end_early_and_keys_that_nothing_reads_are_noted(
     )
     given = {"train_file": str(path), "scorer_module": str(scorers), "groups_per_step": 4}
     assert await check_inputs(load_config(given)) == [
-        f"ignored keys in {path}: anwser (did you mean answer?)"
+        f"own columns of {path}: anwser (did you mean answer?) (`truth.columns` in scorers, "
+        "`task.columns` in agents, `${row.NAME}` in tool servers)"
     ]
     notes = await check_inputs(load_config(given | {"max_steps": 9}))
     assert notes[1] == (
@@ -256,3 +257,28 @@ async def test_an_interruption_during_a_check_ends_the_checks(
     with pytest.raises(asyncio.CancelledError):
         await checking
     assert subjects == ["packages", "folders"]
+
+
+async def test_a_column_or_fixture_that_a_server_needs_is_missed_before_the_start(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "q.jsonl"
+    lines = [
+        {"id": "a", "query": "Q", "answer": 1, "db": "a.db"},
+        {"id": "b", "query": "Q", "answer": 1},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    server = {"command": "x", "per_rollout": True, "fixture": "${row.db}"}
+    servers = tmp_path / "servers.json"
+    servers.write_text(json.dumps({"tracker": server}))
+    given = {"train_file": str(path), "mcp_servers": str(servers), "groups_per_step": 2}
+    with pytest.raises(
+        ConfigError, match="tracker needs the column 'db', which not every question"
+    ):
+        await check_inputs(load_config(given))
+    path.write_text(json.dumps(lines[0]))
+    with pytest.raises(ConfigError, match=r"fixture 'a.db' of question 'a' does not exist in"):
+        await check_inputs(load_config(given))
+    path.write_text(json.dumps(lines[0] | {"db": "../a.db"}))
+    with pytest.raises(ConfigError, match=r"fixture '../a.db' of question 'a' is not below"):
+        await check_inputs(load_config(given))

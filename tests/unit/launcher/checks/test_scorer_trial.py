@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
+from agentrl.config.loading import load_config
 from agentrl.config.sections import DataSection
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError
@@ -32,7 +33,7 @@ async def tried(folder: Path, function: ScoringFunction, **traits: Any) -> list[
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     with QuestionFile(path, DataSection()) as questions:
-        return await try_scorers(path, questions)
+        return await try_scorers(load_config({}), path, questions)
 
 
 def misspelled(answer: str, truth: GroundTruth) -> float:
@@ -122,5 +123,5 @@ async def test_nothing_is_left_of_the_trial(tmp_path: Path) -> None:
     path.write_text(json.dumps({"query": "Q", "answer": 1, "scorer": "filed"}))
     before = psutil.Process().children(recursive=True)
     with QuestionFile(path, DataSection()) as questions:
-        assert await try_scorers(path, questions) == []
+        assert await try_scorers(load_config({}), path, questions) == []
     assert psutil.Process().children(recursive=True) == before

@@ -1,0 +1,195 @@
+"""What a scoring function sees of a rollout: the conversation, the calls, and the world it left.
+
+A function is asked as often as it needs facts of the world: the first time it asks for one that is not
+there yet, it ends with `NeedsWorld`, the fact is fetched where the tools are, and the function is called
+again with the facts so far. So functions run in other processes without a channel back, and a stored
+list of facts repeats a verdict after the world is gone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.errors import ScorerDefect
+from agentrl.renderers.stored_conversations import conversations_of
+from agentrl.schema import DispatchedSamplingTask, ToolResult
+
+MAX_FACTS = 256
+"""Facts of the world that one verdict may ask for."""
+
+
+class World(Protocol):
+    """The tools of a rollout, before they are closed."""
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call a tool in the rollout's session."""
+
+    async def folder(self) -> Path:
+        """Return a copy of the directories of the rollout's tool servers.
+
+        Raises:
+            ScoringError: there is none, or it is too large.
+        """
+
+
+class NeedsWorld(Exception):
+    """A scoring function asks for a fact that is not there yet.
+
+    Attributes:
+        request: `{"call": tool, "arguments": {..}}`, or `{"folder": True}`.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        super().__init__(request)
+        self.request = request
+
+
+@dataclass(frozen=True)
+class CallSeen:
+    """A tool call of the policy, and its result."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    result: str
+    is_error: bool
+    turn: int
+    seat: str = ""
+
+
+@dataclass
+class Rollout:
+    """A rollout that has ended, for a scoring function that takes `rollout`.
+
+    Attributes:
+        outcome: `answered`, or the limit that ended it.
+        messages: the conversation that ended last, in OpenAI's form; thinking is in
+            `reasoning_content`.
+        calls: all tool calls, in their order.
+        seats: names of the seats that took part; empty if there is one.
+        columns: the question's own columns.
+        reward: what the agent or environment gave, if anything.
+    """
+
+    outcome: str
+    messages: list[dict[str, Any]]
+    calls: list[CallSeen] = field(default_factory=list)
+    seats: tuple[str, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    reward: float | None = None
+    _facts: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    _folder: Path | None = field(default=None, repr=False)
+    _num_used: int = field(default=0, repr=False)
+    _request: dict[str, Any] | None = field(default=None, repr=False)
+    world: World | None = field(default=None, repr=False)
+    """The rollout's tools, in the process that has them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the tools behind, which no other process has."""
+        return self.__dict__ | {"world": None}
+
+    @property
+    def folder(self) -> Path:
+        """A copy of the directory of the rollout's `per_rollout` command, without links.
+
+        With several such servers, it has a subfolder for each. Its content comes from the tools: treat
+        it as untrusted.
+        """
+        if self._folder is None:
+            self._ask({"folder": True})
+        assert self._folder is not None
+        return self._folder
+
+    async def call(self, tool: str, /, **arguments: Any) -> ToolResult:
+        """Call a tool in the rollout's session, after the policy's last turn.
+
+        The call is stored with the score, and is no part of the policy's tokens.
+        """
+        request = {"call": tool, "arguments": arguments}
+        if self._num_used == len(self._facts):
+            self._ask(request)
+        fact = self._facts[self._num_used]
+        self._num_used += 1
+        if {key: fact[key] for key in request} != request:
+            text = (
+                f"the scorer asks the rollout's tools {tool!r} where they were asked {fact['call']!r} "
+                "before; a scorer must ask the same in the same order"
+            )
+            raise ScorerDefect(text, kind=text, is_certain=True)
+        return ToolResult(
+            call_id="scorer", name=tool, content=fact["result"], is_error=fact["is_error"]
+        )
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        # Noted as well: the function may catch exceptions of all kinds.
+        self._request = request
+        raise NeedsWorld(request)
+
+    def check_facts(self) -> None:
+        """Raise NeedsWorld if the function asked for a fact, whatever became of its exception."""
+        if self._request is not None:
+            raise NeedsWorld(self._request)
+
+    def restarted(self) -> "Rollout":
+        """Return the same for another call of the function."""
+        return replace(self, _num_used=0, _request=None)
+
+    @property
+    def facts(self) -> list[dict[str, Any]]:
+        """What the tools answered so far, as it is stored with a score."""
+        return self._facts
+
+    def recalling(self, facts: Sequence[Mapping[str, Any]]) -> "Rollout":
+        """Return the rollout with the facts of an earlier verdict."""
+        return replace(self.restarted(), _facts=[dict(fact) for fact in facts])
+
+    async def informed(self, request: Mapping[str, Any]) -> "Rollout":
+        """Return the rollout with one more fact of its world.
+
+        Raises:
+            ScorerDefect: the world is gone, or too much was asked of it.
+        """
+        world = self.world
+        if world is None or len(self._facts) >= MAX_FACTS:
+            asked = f"calls {request['call']!r}" if "call" in request else "reads the folder"
+            reason = "which ended with the rollout" if world is None else "too often"
+            text = f"the scorer {asked} of the rollout's tools, {reason}"
+            raise ScorerDefect(text, kind=text, is_certain=True)
+        if "folder" in request:
+            return replace(self.restarted(), _folder=await world.folder())
+        result = await world.call(request["call"], request["arguments"])
+        fact = {**request, "result": result.content, "is_error": result.is_error}
+        return replace(self.restarted(), _facts=[*self._facts, fact])
+
+
+def rollout_of(
+    turns: Sequence[DispatchedSamplingTask],
+    *,
+    outcome: str,
+    columns: Mapping[str, Any],
+    reward: float | None = None,
+) -> Rollout:
+    """Return what a scoring function sees of the turns of a rollout."""
+    messages: list[dict[str, Any]] = []
+    for conversation, _ in conversations_of(turns):
+        messages = [
+            {key: value for key, value in message.items() if key != "weight"}
+            for message in conversation
+        ]
+    calls = []
+    for turn in turns:
+        results = {result.call_id: result for result in turn.tool_results}
+        for call in turn.tool_calls:
+            result = results.get(call.id)
+            calls.append(
+                CallSeen(
+                    tool=call.name,
+                    arguments=call.arguments,
+                    result="" if result is None else result.content,
+                    is_error=result is None or result.is_error,
+                    turn=turn.index,
+                    seat="" if turn.seat is None else turn.seat.name,
+                )
+            )
+    seats = dict.fromkeys(turn.seat.name for turn in turns if turn.seat is not None)
+    return Rollout(outcome, messages, calls, tuple(seats), columns, reward)
