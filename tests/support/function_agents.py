@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from agentrl.rewards import GroundTruth, Rollout
 from agentrl.schema import AgentResult
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -103,6 +104,13 @@ async def contains_answer(
 ) -> float:
     """Reward text that holds the truth."""
     return float(f"<answer>{ground_truth}</answer>" in solution_str)
+
+
+def by_calls(answer: str | None, truth: GroundTruth, rollout: Rollout) -> float:
+    """Reward a rollout that called a tool with the question's user."""
+    return float(
+        any(call.arguments.get("user") == truth.columns.get("user") for call in rollout.calls)
+    )
 
 
 async def text_and_answer(

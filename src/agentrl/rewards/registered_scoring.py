@@ -1,15 +1,17 @@
 """Answer extraction and the registered scorers, as rollouts use them (`rollout.context.Scoring`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError
+from agentrl.renderers.stored_conversations import conversations_of
 from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import MAX_SECONDS, MCPScorerFactory, load_scorer_module
 from agentrl.rewards.judge_gate import share_between
-from agentrl.rewards.rollout_view import Rollout
-from agentrl.schema import GroundTruth, MCPTask, Record, Score
+from agentrl.rewards.rollout_view import CallSeen, Rollout
+from agentrl.schema import DispatchedSamplingTask, GroundTruth, MCPTask, Record, Score
 from agentrl.schema.answer_form import find_answer
 
 
@@ -106,3 +108,36 @@ def extract_answer(text: str, schema: str = "answer") -> str | None:
     """
     _, visible = split_reasoning(text)
     return find_answer(visible, schema)
+
+
+def rollout_of(
+    turns: Sequence[DispatchedSamplingTask],
+    *,
+    outcome: str,
+    columns: Mapping[str, Any],
+    reward: float | None = None,
+) -> Rollout:
+    """Return what a scoring function sees of the turns of a rollout."""
+    messages: list[dict[str, Any]] = []
+    for conversation, _ in conversations_of(turns):
+        messages = [
+            {key: value for key, value in message.items() if key != "weight"}
+            for message in conversation
+        ]
+    calls = []
+    for turn in turns:
+        results = {result.call_id: result for result in turn.tool_results}
+        for call in turn.tool_calls:
+            result = results.get(call.id)
+            calls.append(
+                CallSeen(
+                    tool=call.name,
+                    arguments=call.arguments,
+                    result="" if result is None else result.content,
+                    is_error=result is None or result.is_error,
+                    turn=turn.index,
+                    seat="" if turn.seat is None else turn.seat.name,
+                )
+            )
+    seats = dict.fromkeys(turn.seat.name for turn in turns if turn.seat is not None)
+    return Rollout(outcome, messages, calls, tuple(seats), columns, reward)

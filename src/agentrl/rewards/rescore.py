@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from agentrl.errors import ScoringError
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import WORLD, Scorer
-from agentrl.rewards.rollout_view import Rollout, rollout_of
+from agentrl.rewards.registered_scoring import rollout_of
+from agentrl.rewards.rollout_view import Rollout
 from agentrl.runtime.ending_tasks import joint_tasks
 from agentrl.schema import GroundTruth, MCPTask, Record, RecordStatus, Score
 from agentrl.store import TrajectoryStore

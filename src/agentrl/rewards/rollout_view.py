@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.errors import ScorerDefect
-from agentrl.renderers.stored_conversations import conversations_of
-from agentrl.schema import DispatchedSamplingTask, ToolResult
+from agentrl.schema import GroundTruth, ToolResult
 
 MAX_FACTS = 256
 """Facts of the world that one verdict may ask for."""
@@ -83,6 +82,18 @@ class Rollout:
     _request: dict[str, Any] | None = field(default=None, repr=False)
     world: World | None = field(default=None, repr=False)
     """The rollout's tools, in the process that has them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the public fields, for `from_json`; a rollout read there has no world."""
+        fields = ("outcome", "messages", "seats", "columns", "reward")
+        own = {name: getattr(self, name) for name in fields}
+        return own | {"calls": [vars(call) for call in self.calls]}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Rollout":
+        """Return the rollout of `to_json`."""
+        calls = [CallSeen(**call) for call in fields["calls"]]
+        return cls(**{**fields, "calls": calls, "seats": tuple(fields["seats"])})
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the tools behind, which no other process has."""
@@ -162,34 +173,8 @@ class Rollout:
         return replace(self.restarted(), _facts=[*self._facts, fact])
 
 
-def rollout_of(
-    turns: Sequence[DispatchedSamplingTask],
-    *,
-    outcome: str,
-    columns: Mapping[str, Any],
-    reward: float | None = None,
-) -> Rollout:
-    """Return what a scoring function sees of the turns of a rollout."""
-    messages: list[dict[str, Any]] = []
-    for conversation, _ in conversations_of(turns):
-        messages = [
-            {key: value for key, value in message.items() if key != "weight"}
-            for message in conversation
-        ]
-    calls = []
-    for turn in turns:
-        results = {result.call_id: result for result in turn.tool_results}
-        for call in turn.tool_calls:
-            result = results.get(call.id)
-            calls.append(
-                CallSeen(
-                    tool=call.name,
-                    arguments=call.arguments,
-                    result="" if result is None else result.content,
-                    is_error=result is None or result.is_error,
-                    turn=turn.index,
-                    seat="" if turn.seat is None else turn.seat.name,
-                )
-            )
-    seats = dict.fromkeys(turn.seat.name for turn in turns if turn.seat is not None)
-    return Rollout(outcome, messages, calls, tuple(seats), columns, reward)
+def answering_at_once(truth: GroundTruth) -> Rollout:
+    """Return a rollout that gave the right answer without a call, to try a function with."""
+    said = {"role": "user", "content": truth.query}
+    told = {"role": "assistant", "content": str(truth)}
+    return Rollout("answered", [said, told], columns=truth.columns)

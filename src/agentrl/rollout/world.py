@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ScorerDefect, ScoringError
-from agentrl.rewards.rollout_view import Rollout, World, rollout_of
+from agentrl.rewards.registered_scoring import rollout_of
+from agentrl.rewards.rollout_view import Rollout, World
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.runtime.retries import retried
 from agentrl.schema import MCPTask, Score, ToolResult

@@ -19,6 +19,7 @@ from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError, ScorerDefect, ScorerTimeout, ScoringError, ToolError
 from agentrl.rewards import MCPScorerFactory, Rollout
 from agentrl.rewards.factory import Scorer, end_scorer_processes
+from agentrl.rewards.rollout_view import answering_at_once
 from agentrl.rollout.worker.resources import tools_of
 from agentrl.rollout.world import ToolWorld
 from agentrl.schema import GroundTruth
@@ -48,9 +49,7 @@ async def try_scorers(config: RootConfig, path: Path, questions: QuestionFile) -
 @asynccontextmanager
 async def _played(config: RootConfig, question: Question, path: Path) -> AsyncIterator[Rollout]:
     """Yield a rollout that gives the right answer at once, and its tools if there are any."""
-    said = {"role": "user", "content": question.query}
-    told = {"role": "assistant", "content": str(question.answer or "")}
-    rollout = Rollout("answered", [said, told], columns=question.columns)
+    rollout = answering_at_once(_truth(question))
     # The stored configuration of a run contains the address of its former server.
     section = config.tools.model_copy(update={"tool_server_url": None})
     tools = tools_of(config.model_copy(update={"tools": section}))
@@ -71,12 +70,7 @@ async def _played(config: RootConfig, question: Question, path: Path) -> AsyncIt
 async def _try(
     scorer: Scorer, question: Question, path: Path, rollout: Rollout | None = None
 ) -> str:
-    truth = GroundTruth(
-        query=question.query,
-        answer=question.answer,
-        aug_answers=tuple(question.aug_answers),
-        columns=dict(question.columns),
-    )
+    truth = _truth(question)
     try:
         async with asyncio.timeout(2 * TRIAL_SECONDS):
             await scorer.score(str(truth), truth, rollout=rollout, max_seconds=TRIAL_SECONDS)
@@ -90,6 +84,15 @@ async def _try(
         reason = str(error) or f"no score within {TRIAL_SECONDS:g} s"
         return f"scorer {scorer.name!r} could not be tested: {reason}"
     return ""
+
+
+def _truth(question: Question) -> GroundTruth:
+    return GroundTruth(
+        query=question.query,
+        answer=question.answer,
+        aug_answers=tuple(question.aug_answers),
+        columns=dict(question.columns),
+    )
 
 
 def _trials(questions: QuestionFile) -> Iterator[tuple[Scorer, Question]]:

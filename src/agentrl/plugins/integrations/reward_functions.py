@@ -22,11 +22,13 @@ from agentrl.plugins.integrations.agent_worker.references import (
     resolve_reference,
 )
 from agentrl.plugins.integrations.question_rows import Row, read_questions, reward_inputs
+from agentrl.rewards.rollout_view import answering_at_once
 from agentrl.schema import GroundTruth
 
 log = logging.getLogger(__name__)
 
 _TRIAL_SECONDS = 20.0
+Form = Literal["aworld", "scorer", "rollout"]
 AWORLD_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -37,11 +39,11 @@ class RewardFunction:
     Attributes:
         reference: `file.py:function` or `package.module:function`.
         form: `aworld`: called with `data_source`, `solution_str`, `ground_truth`, `extra_info`;
-            `scorer`: with the answer and the `GroundTruth`.
+            `scorer`: with the answer and the `GroundTruth`; `rollout`: also with the `Rollout`.
     """
 
     reference: str
-    form: Literal["aworld", "scorer"]
+    form: Form
 
     @property
     def name(self) -> str:
@@ -79,6 +81,8 @@ def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) ->
     if truth.answer is None:
         return
     call = partial(function, str(truth), truth)
+    if reward.form == "rollout":
+        call = partial(call, answering_at_once(truth))
     if reward.form == "aworld":
         text = f"<answer>{truth}</answer>"
         call = partial(function, **reward_inputs(question), solution_str=text)
@@ -136,7 +140,7 @@ def _only_function(path: Path) -> str:
     )
 
 
-def _form(function: Callable[..., Any], name: str) -> Literal["aworld", "scorer"]:
+def _form(function: Callable[..., Any], name: str) -> Form:
     if not callable(function):
         raise ConfigError(f"reward_func: {name} is {described(function)}, not a function")
     names, takes_any = required_parameters(function)
@@ -144,7 +148,10 @@ def _form(function: Callable[..., Any], name: str) -> Literal["aworld", "scorer"
         return "aworld"
     if len(names) == 2 and not takes_any:
         return "scorer"
+    if len(names) == 3 and names[2] == "rollout":
+        return "rollout"
     raise ConfigError(
         f"reward_func: {name}{inspect.signature(function)}: expected "
-        "(data_source, solution_str, ground_truth, extra_info=None) or (answer, truth)"
+        "(data_source, solution_str, ground_truth, extra_info=None), (answer, truth) or (answer, "
+        "truth, rollout)"
     )

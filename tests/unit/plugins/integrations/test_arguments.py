@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 from pydantic import BaseModel
+from support.function_agents import by_calls
 
 import __main__
 from agentrl.errors import ConfigError, DatasetError
@@ -161,6 +162,7 @@ def test_a_reward_function_may_be_a_function_or_a_file(tmp_path: Path) -> None:
     assert (found.form, found.name) == ("aworld", "good")
     assert load_object(found.reference, "reward_func")("", "1", "1") == 1.0
     assert check_reward_function(scorer).form == "scorer"
+    assert check_reward_function(by_calls).form == "rollout"
     path = tmp_path / "judge.py"
     path.write_text("import helper\ndef judge(answer, truth): return 1\ndef other(): pass\n")
     (tmp_path / "helper.py").write_text("")

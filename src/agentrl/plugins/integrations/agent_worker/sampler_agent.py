@@ -1,11 +1,12 @@
 """The user's agent and reward function for a sampler; called by the run's generated module."""
 
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import AgentWorkerError, ScorerDefect, ScoringError, UserCodeError
 from agentrl.plugins.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.plugins.integrations.question_rows import SCORER
-from agentrl.rewards import GroundTruth, MCPScorerFactory
+from agentrl.rewards import GroundTruth, MCPScorerFactory, Rollout
 from agentrl.rollout.agent import AgentFunction
 from agentrl.rollout.agent.agent_loading import IS_ELSEWHERE
 from agentrl.schema import AgentResult, MCPTask
@@ -31,13 +32,9 @@ def agent_in_workers(settings_path: Path) -> AgentFunction:
 
 
 def _register_reward(workers: AgentWorkerPool) -> None:
-    is_aworld = workers.settings.reward_form == "aworld"
+    form = workers.settings.reward_form
 
-    async def score(answer: str, truth: GroundTruth) -> float:
-        if is_aworld:
-            arguments = {**truth.answer, "solution_str": answer}
-        else:
-            arguments = {"positional": [answer, truth.model_dump(mode="json")]}
+    async def ask(arguments: dict[str, Any]) -> float:
         try:
             return await workers.reward(arguments)
         except AgentWorkerError as error:
@@ -46,5 +43,15 @@ def _register_reward(workers: AgentWorkerPool) -> None:
             text = f"reward_func: {error}"
             raise ScorerDefect(text, kind=text) from error
 
+    async def score(answer: str, truth: GroundTruth) -> float:
+        if form == "aworld":
+            return await ask({**truth.answer, "solution_str": answer})
+        return await ask({"positional": [answer, truth.model_dump(mode="json")]})
+
+    async def score_rollout(answer: str | None, truth: GroundTruth, rollout: Rollout) -> float:
+        given = [answer, truth.model_dump(mode="json"), rollout.to_json()]
+        return await ask({"positional": given})
+
     # The workers are separate processes already, and those that run rollouts also compute rewards.
-    MCPScorerFactory.register_scorer(SCORER, score, isolated=False)
+    function = score_rollout if form == "rollout" else score
+    MCPScorerFactory.register_scorer(SCORER, function, isolated=False)

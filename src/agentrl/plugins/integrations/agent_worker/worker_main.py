@@ -18,6 +18,7 @@ from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.plugins.integrations.agent_worker.description import FunctionAgent, parse_description
 from agentrl.plugins.integrations.agent_worker.references import load_object
 from agentrl.plugins.integrations.aworld.building import build, build_with, run_task
+from agentrl.rewards.rollout_view import Rollout
 from agentrl.runtime.processes.request_server import RequestServer
 from agentrl.runtime.telemetry.loop_watch import ADVICE_FOR_AGENTS, LoopWatch
 from agentrl.schema import AgentResult, GroundTruth, MCPTask
@@ -70,8 +71,9 @@ class AgentWorker:
         assert self._reward is not None, "reward requests require a reward function"
         positional = arguments.pop("positional", ())
         if positional:
-            answer, truth = positional
-            positional = (answer, GroundTruth.model_validate(truth))
+            answer, truth, *rollout = positional
+            seen = map(Rollout.from_json, rollout)
+            positional = (answer, GroundTruth.model_validate(truth), *seen)
         return float(await _call(self._reward, *positional, **arguments))
 
 

@@ -1,6 +1,7 @@
 """Workers: the user's code in processes of its own."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.function_agents import (
+    by_calls,
     contains_answer,
     failing_agent,
     rewarding_agent,
@@ -25,7 +27,8 @@ from agentrl.plugins.integrations.agent_worker.engine_session import EngineAgent
 from agentrl.plugins.integrations.agent_worker.references import load_object
 from agentrl.plugins.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.plugins.integrations.reward_functions import check_reward_function
-from agentrl.schema import AgentResult, MCPTask
+from agentrl.rewards.rollout_view import CallSeen, Rollout
+from agentrl.schema import AgentResult, GroundTruth, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 TASK = MCPTask(id="t", query="How many?")
@@ -91,6 +94,18 @@ async def test_the_reward_function_is_called_where_the_agent_runs() -> None:
     arguments = {"data_source": "", "ground_truth": "7", "extra_info": {}}
     assert await workers.reward({**arguments, "solution_str": "<answer>7</answer>"}) == 1.0
     assert await workers.reward({**arguments, "solution_str": "7"}) == 0.0
+
+
+async def test_a_reward_function_sees_what_was_done() -> None:
+    truth = GroundTruth(query="q", columns={"user": "mara"})
+    call = CallSeen("close", {"user": "mara"}, "closed", is_error=False, turn=0)
+    said = {"role": "user", "content": "q"}
+    workers = workers_for(threaded_agent, by_calls)
+    for calls, value in (([call], 1.0), ([], 0.0)):
+        seen = Rollout("turns_limit", [said], calls, ("clerk",), truth.columns)
+        assert Rollout.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+        given = [None, truth.model_dump(mode="json"), seen.to_json()]
+        assert await workers.reward({"positional": given}) == value
 
 
 async def test_a_worker_that_dies_fails_its_rollouts_and_another_takes_its_place() -> None:
