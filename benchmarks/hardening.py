@@ -30,7 +30,7 @@ import httpx
 import psutil
 from harness.apart import Meter, PeakMemory, apart
 from harness.attacks import files, wall_attacks, wall_rooms
-from harness.attacks.hostile_requests import CHAT, KILLERS
+from harness.attacks.hostile_requests import CHAT
 from harness.attacks.texts import DEEPSEEK_CALL, READERS, hostile_texts, repeated
 from harness.played import MODEL, open_store, rollout_context, served_by
 from harness.processes import ROOT, engine_process, listening_process
@@ -38,14 +38,12 @@ from harness.results import keep, machine, parser
 from harness.scripted_engine import serve_script
 from harness.started import Started, metrics, started
 from pydantic import SecretStr
-from tokenizers import Tokenizer
 
 from agentrl.config.sections import AgentSection, DataSection, RolloutSection, SamplingSection
 from agentrl.datasets.question_files import load_questions
 from agentrl.errors import DatasetError, InferenceError, ToolError
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.launcher.cluster.recovery import keep_running
-from agentrl.plugins.engine.generation.grammar_trial import GrammarTrial
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards.agent_config import JudgeSettings
 from agentrl.rewards.chat import ask_models, open_chat_client
@@ -224,7 +222,7 @@ async def _long_call(meter: Meter) -> Figures:
 
 
 def engine() -> Figures:
-    """Return the cost of large and of half-sent requests to a served engine, and of grammars."""
+    """Return the cost of large and of half-sent requests to a served engine."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65_536), most))
     with engine_process(MODEL) as url:
@@ -235,7 +233,7 @@ def engine() -> Figures:
         ]
         found = asyncio.run(_attack(url, process.pid))
         assert process.is_running()
-    return {**found, "grammars": _grammars()}
+    return found
 
 
 async def _attack(url: str, pid: int) -> Figures:
@@ -277,25 +275,6 @@ async def _half_sent(http: httpx.AsyncClient) -> Figures:
     for _, writer in opened:
         writer.close()
     return {"tried": number, "seconds": seconds, "neighbour_seconds": wait}
-
-
-def _grammars() -> Figures:
-    """Return the most seconds until a grammar that kills its compiler is refused."""
-    file = MODEL / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(file))
-    trial = GrammarTrial(file, tokenizer.get_vocab_size(with_added_tokens=True), frozenset({0}))
-    durations = []
-    try:
-        for grammar in KILLERS:
-            begun = time.monotonic()
-            try:
-                trial.check(grammar)
-            except ValueError:
-                durations.append(time.monotonic() - begun)
-    finally:
-        trial.close()
-    assert len(durations) == len(KILLERS)
-    return {"seconds": round(max(durations), 2)}
 
 
 # --- faults -----------------------------------------------------------------------------------

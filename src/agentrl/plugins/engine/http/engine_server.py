@@ -104,7 +104,7 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
         await server.serve(sockets=[listener])
     finally:
         front_end.stop()
-    return 1 if front_end.requests.is_dead else 0
+    return 1 if front_end.is_dead else 0
 
 
 class _UvicornServer(uvicorn.Server):
@@ -115,7 +115,7 @@ class _UvicornServer(uvicorn.Server):
         self._front_end = front_end
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._front_end.requests.close()
+        self._front_end.close()
         await super().shutdown(sockets)
 
 

@@ -1,10 +1,15 @@
-"""`FrontEnd`: the engine's interface for the routes, on top of the engine's thread."""
+"""`FrontEnd`: the engine's interface for the routes, on top of the engine's thread.
+
+Sequences go to the scheduler; its events complete futures and wake streams here. Everything except
+the engine's own calls runs in the event loop.
+"""
 
 import asyncio
+import json
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,7 +28,6 @@ from agentrl.plugins.engine.generation.batch_scheduler import (
 )
 from agentrl.plugins.engine.generation.cached_attention import ENGINE_ATTENTION
 from agentrl.plugins.engine.generation.engine_loop import EngineLoop
-from agentrl.plugins.engine.generation.grammar_trial import COMPILER_STACK_BYTES, GrammarTrial
 from agentrl.plugins.engine.generation.grammars import GrammarCompiler, GrammarConstraint
 from agentrl.plugins.engine.generation.token_sequence import TokenSequence
 from agentrl.plugins.engine.http.engine_bodies import (
@@ -33,8 +37,9 @@ from agentrl.plugins.engine.http.engine_bodies import (
     parse_generate,
     read_body,
 )
-from agentrl.plugins.engine.http.generation_requests import GenerationRequests
+from agentrl.plugins.engine.http.http_errors import RequestRejected
 from agentrl.plugins.engine.http.prompt_images import PromptImages
+from agentrl.plugins.engine.http.response_bodies import answer
 from agentrl.plugins.engine.http.text_codec import TextCodec
 from agentrl.plugins.engine.weights.live_weights import read_weights
 from agentrl.plugins.engine.weights.lora_adapters import LoadedAdapters
@@ -52,11 +57,14 @@ _BODY_BYTES_PER_TOKEN = 32
 """Ample, because an id takes up to 8 bytes of JSON, and a token of text about 4."""
 _IMAGE_BODY_BYTES = 64 << 20
 _MAX_SEQUENCES = 256
+_COMPILER_STACK_BYTES = 64 << 20
+"""The compiler of grammars is native code that recurses over them: the longest that is accepted
+(`MAX_GRAMMAR_CHARS`) needs a part of this."""
 
 
 def _parser_thread() -> ThreadPoolExecutor:
     """Return a thread with the stack size that compiling a grammar may need."""
-    default_size = threading.stack_size(COMPILER_STACK_BYTES)
+    default_size = threading.stack_size(_COMPILER_STACK_BYTES)
     pool = ThreadPoolExecutor(1, "parser")
     pool.submit(int).result()
     threading.stack_size(default_size)
@@ -96,9 +104,6 @@ class FrontEnd:
         )
         self._parser = _parser_thread()
         self._grammars: GrammarCompiler | None = None
-        self._grammar_trial = GrammarTrial(
-            Path(config.model_path) / "tokenizer.json", self.limits.vocab_size, self.limits.eos_ids
-        )
         self._model = model
         self._seeds = random.Random(config.seed)
         self.scheduler = BatchScheduler(
@@ -119,9 +124,11 @@ class FrontEnd:
         self.broadcasts = WeightReceiver()
         """The groups over which new weights may arrive."""
         self._loop = EngineLoop(self.scheduler, config.num_threads)
-        self.requests = GenerationRequests(
-            self.scheduler, self._loop, self.text, self.adapters, config.log_requests
-        )
+        self._log = RequestLog(config.log_requests) if config.log_requests else None
+        self._endings: dict[TokenSequence, asyncio.Future[None]] = {}
+        self._growth: dict[TokenSequence, asyncio.Event] = {}
+        self.is_dead = False
+        self._is_closing = False
         self.started_at = int(time.time())
 
     def start(self, on_death: Callable[[], None]) -> None:
@@ -129,25 +136,26 @@ class FrontEnd:
         events = asyncio.get_running_loop()
 
         def die() -> None:
-            self.requests.die()
+            self.is_dead = True
+            self._refuse_all()
             on_death()
 
         def deliver(finished: list[TokenSequence], streamed: list[TokenSequence]) -> None:
-            events.call_soon_threadsafe(self.requests.deliver, finished, streamed)
+            events.call_soon_threadsafe(self._deliver, finished, streamed)
 
         self._loop.start(on_events=deliver, on_death=lambda: events.call_soon_threadsafe(die))
 
     @property
     def is_healthy(self) -> bool:
         """Whether requests are accepted, and some of them are computed."""
-        return self.requests.is_serving and not self._loop.is_failing
+        return self.is_serving and not self._loop.is_failing
 
     def stop(self) -> None:
         """End the engine's thread."""
         self._loop.stop()
         self._parser.shutdown(cancel_futures=True)
-        self._grammar_trial.close()
-        self.requests.stop()
+        if self._log is not None:
+            self._log.close()
 
     async def parse(self, raw: Mapping[str, Any]) -> ParsedRequest:
         """Check a request; raises `InvalidRequest`.
@@ -174,8 +182,127 @@ class FrontEnd:
     def _constrain(self, grammar: Grammar) -> GrammarConstraint:
         if self._grammars is None:
             self._grammars = self.text.grammars(self.limits.vocab_size, self.limits.eos_ids)
-        self._grammar_trial.check(grammar)
         return self._grammars.start(grammar)
+
+    # Generation.
+
+    async def generate(self, request: ParsedRequest) -> list[dict[str, Any]]:
+        """Serve a request to its end; sequences are aborted when the caller is cancelled."""
+        endings = self._submit(request)
+        try:
+            await asyncio.gather(*endings)
+        except asyncio.CancelledError:
+            self._drop(request)
+            raise
+        for sequence in request.sequences:
+            if sequence.finish is not None and sequence.finish.status is not None:
+                self._drop(request)
+                raise RequestRejected(sequence.finish.message, sequence.finish.status)
+        return [
+            answer(sequence, request, self.text, self.scheduler.label)
+            for sequence in request.sequences
+        ]
+
+    async def stream(self, request: ParsedRequest) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Yield cumulative answers, each with the index of its sequence, as tokens arrive."""
+        changed = asyncio.Event()
+        for sequence in request.sequences:
+            self._growth[sequence] = changed
+        self._submit(request)
+        # The first token is sent at once, then one frame per interval.
+        next_frame_at = dict.fromkeys(request.sequences, 1)
+        open_sequences = list(request.sequences)
+        try:
+            while open_sequences:
+                await changed.wait()
+                changed.clear()
+                if not self.is_serving:
+                    raise self._gone()
+                for index, sequence in enumerate(request.sequences):
+                    if sequence not in open_sequences:
+                        continue
+                    ended = sequence.finish is not None
+                    count = len(sequence.output_logprobs)
+                    if ended and sequence.finish and sequence.finish.status is not None:
+                        raise RequestRejected(sequence.finish.message, sequence.finish.status)
+                    if ended or count >= next_frame_at[sequence]:
+                        next_frame_at[sequence] = count + (request.sampling.stream_interval or 1)
+                        if ended:
+                            open_sequences.remove(sequence)
+                        yield index, answer(sequence, request, self.text, self.scheduler.label)
+        finally:
+            for sequence in request.sequences:
+                self._growth.pop(sequence, None)
+            self._drop(request)
+
+    def _submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
+        """Submit the sequences to the engine; each future completes when its sequence ends."""
+        if not self.is_serving:
+            raise self._gone()
+        events = asyncio.get_running_loop()
+        endings: list[asyncio.Future[None]] = []
+        for sequence in request.sequences:
+            ending = events.create_future()
+            self._endings[sequence] = ending
+            endings.append(ending)
+        self._loop.call(partial(self.scheduler.submit_all, request.sequences))
+        return endings
+
+    def _drop(self, request: ParsedRequest) -> None:
+        """End sequences that no client waits for any more."""
+        unfinished = [sequence for sequence in request.sequences if sequence.finish is None]
+        for sequence in request.sequences:
+            self._endings.pop(sequence, None)
+        self._release_adapters()
+        if unfinished:
+            self._loop.call(partial(self.scheduler.abort_all_of, unfinished))
+
+    def _deliver(self, finished: list[TokenSequence], streamed: list[TokenSequence]) -> None:
+        """Notify waiters of sequences that ended and streams that grew."""
+        for sequence in finished:
+            if self._log is not None:
+                self._log.write(sequence)
+            ending = self._endings.pop(sequence, None)
+            if ending is not None and not ending.done():
+                ending.set_result(None)
+        self._release_adapters()
+        for sequence in (*finished, *streamed):
+            changed = self._growth.get(sequence)
+            if changed is not None:
+                changed.set()
+
+    def close(self) -> None:
+        """Refuse current and further requests, so that clients turn to other servers at once."""
+        self._is_closing = True
+        self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        for ending in self._endings.values():
+            if not ending.done():
+                ending.set_exception(self._gone())
+        self._endings.clear()
+        self._release_adapters()
+        for changed in self._growth.values():
+            changed.set()
+
+    def _gone(self) -> RequestRejected:
+        """Return the error to answer once the engine has stopped serving."""
+        message = (
+            "the engine failed; see its log" if self.is_dead else "the server is shutting down"
+        )
+        return RequestRejected(message, 503)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are accepted."""
+        return not self.is_dead and not self._is_closing
+
+    def _release_adapters(self) -> None:
+        """Release retired adapters that no request uses any more."""
+        if self.adapters.has_retired:
+            self.adapters.release_unused({sequence.adapter for sequence in self._endings})
+
+    # Control.
 
     def check_place(self, path: str) -> None:
         """Refuse weights outside the allowed directories, also behind a link."""
@@ -199,10 +326,8 @@ class FrontEnd:
     async def unload_adapter(self, name: str) -> None:
         """Refuse new requests for an adapter; return when those that use it have ended."""
         retired = self.adapters.retire(name)
-        self.requests.release_adapters()
+        self._release_adapters()
         await retired
-
-    # Control.
 
     def abort(self, rid: str | None) -> None:
         """End one request, or all of them; returns at once, as SGLang does."""
@@ -285,7 +410,29 @@ class FrontEnd:
 
     async def call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
         """Run something in the engine's thread, and return its result."""
-        if self.requests.is_dead:
-            raise self.requests.gone()
+        if self.is_dead:
+            raise self._gone()
         future: Future[T] = self._loop.call(run, when_idle=when_idle)
         return await asyncio.wrap_future(future)
+
+
+class RequestLog:
+    """Appends a JSON line for every sequence that ended."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Line-buffered, so that a line is complete or absent if the engine is killed.
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+
+    def write(self, sequence: TokenSequence) -> None:
+        """Log the prompt as received and the sampled ids."""
+        line = {
+            "rid": sequence.rid,
+            "input_ids": sequence.tokens[: sequence.num_prompt].tolist(),
+            "output_ids": list(sequence.output_ids),
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -215,7 +215,7 @@ class _Routes:
         return Response(status_code=200 if self._engine.is_healthy else 503)
 
     async def ready(self, _: Request) -> Response:
-        is_ready = self._engine.requests.is_serving and not self._engine.scheduler.is_paused
+        is_ready = self._engine.is_serving and not self._engine.scheduler.is_paused
         return Response(status_code=200 if is_ready else 503)
 
     async def model_info(self, _: Request) -> Response:
@@ -301,14 +301,14 @@ class _Routes:
             return _event_stream(_error_frames(str(error), 400))
         if parsed.body.stream:
             return _event_stream(self._answer_frames(parsed))
-        answers = await while_connected(http, self._engine.requests.generate(parsed))
+        answers = await while_connected(http, self._engine.generate(parsed))
         content = json.dumps(answers if parsed.is_batch else answers[0], separators=(",", ":"))
         return Response(content, media_type="application/json")
 
     async def _answer_frames(self, request: ParsedRequest) -> AsyncIterator[str]:
         """Yield server-sent events with cumulative answers."""
         try:
-            async for index, body in self._engine.requests.stream(request):
+            async for index, body in self._engine.stream(request):
                 answer = body | {"index": index} if request.is_batch else body
                 yield f"data: {json.dumps(answer)}\n\n"
         except RequestRejected as error:

@@ -156,7 +156,7 @@ async def test_closing_refuses_what_is_in_flight(
     held = asyncio.create_task(app.post("/generate", json=BODY))
     while (await front_end.call(front_end.scheduler.load)).num_waiting == 0:
         await asyncio.sleep(0.01)
-    front_end.requests.close()
+    front_end.close()
     assert (await held).status_code == 503
     assert (await app.post("/generate", json=BODY)).status_code == 503
     assert (await app.get("/health")).status_code == 503

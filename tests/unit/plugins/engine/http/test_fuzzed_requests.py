@@ -121,7 +121,7 @@ class Fuzzed:
                 return await self._client.post("/generate", content=encoded(body))
 
         answer = self._runner.run(send())
-        assert self.engine.requests.is_serving
+        assert self.engine.is_serving
         return answer
 
     def close(self) -> None:

@@ -8,13 +8,21 @@ from typing import Any
 
 import httpx
 import pytest
-from harness.attacks.hostile_requests import PROMPTS, SAMPLING, reference_chain
+from harness.attacks.hostile_requests import (
+    KILLERS,
+    PROMPTS,
+    SAMPLING,
+    reference_chain,
+    rule_chain,
+)
 from transformers import PreTrainedModel
 
+from agentrl.inference.wire import MAX_GRAMMAR_CHARS
 from agentrl.plugins.engine.engine_config import EngineConfig
 from agentrl.plugins.engine.generation.token_sampling import SamplingBatch
 from agentrl.plugins.engine.http.frontend import FrontEnd
 from agentrl.plugins.engine.http.http_routes import make_app
+from agentrl.schema.grammar import Grammar
 
 PROMPT = {"input_ids": [1, 2, 3]}
 WELL = {**PROMPT, "sampling_params": {"max_new_tokens": 4, "sampling_seed": 7}}
@@ -114,7 +122,22 @@ async def test_a_request_that_fails_in_the_engine_ends_alone(
     assert (await app.get("/health")).status_code == 200
 
 
-async def test_a_schema_that_kills_the_compiler_is_refused(app: httpx.AsyncClient) -> None:
-    schema = reference_chain(1_700) + " " * 100_000
-    body = {**PROMPT, "sampling_params": {"json_schema": schema}}
-    assert "at most" in await refused(app, json.dumps(body))
+@pytest.mark.parametrize("grammar", KILLERS, ids=lambda grammar: grammar.kind)
+async def test_a_grammar_that_kills_the_compiler_is_refused(
+    app: httpx.AsyncClient, grammar: Grammar
+) -> None:
+    body = {**PROMPT, "sampling_params": {grammar.kind: grammar.text}}
+    line = await refused(app, json.dumps(body))
+    assert "at most" in line or "too deeply" in line
+
+
+@pytest.mark.parametrize(
+    "grammar", [{"json_schema": reference_chain(1_500)}, {"ebnf": rule_chain(4_800)}]
+)
+async def test_the_longest_grammar_leaves_the_engine_alive(
+    app: httpx.AsyncClient, grammar: dict[str, str]
+) -> None:
+    (text,) = grammar.values()
+    assert 50_000 < len(text) <= MAX_GRAMMAR_CHARS
+    await app.post("/generate", json={**PROMPT, "sampling_params": grammar})
+    assert (await app.post("/generate", json=WELL)).status_code == 200
