@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.plugins.environments import EnvironmentUri
-from agentrl.plugins.environments.environment_facts import ENVIRONMENTS
+from agentrl.plugins.environments.environment_uri import ENVIRONMENTS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FOLDER = EXAMPLES / "environments"

@@ -9,10 +9,9 @@ from agentrl.datasets.entries import BadEntry
 from agentrl.datasets.question import Question, question_of
 from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.errors import DatasetError
-from agentrl.plugins.environments.environment_facts import ENVIRONMENTS
 from agentrl.plugins.environments.environment_process import EnvironmentProcess
 from agentrl.plugins.environments.environment_sampler import EnvironmentProcesses
-from agentrl.plugins.environments.environment_uri import EnvironmentUri
+from agentrl.plugins.environments.environment_uri import ENVIRONMENTS, EnvironmentUri
 from agentrl.rollout.agent import AgentEndpointServer
 from agentrl.schema import EnvironmentTask, Split
 

@@ -6,7 +6,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agentrl.plugins.environments.environment_facts import ENVIRONMENTS
 from agentrl.plugins.environments.environment_kinds import (
     KINDS,
     MAX_TASKS,
@@ -15,6 +14,7 @@ from agentrl.plugins.environments.environment_kinds import (
     _check_arguments,
     open_url,
 )
+from agentrl.plugins.environments.environment_uri import ENVIRONMENTS
 
 SCHEMA = {"required": ["guess"]}
 

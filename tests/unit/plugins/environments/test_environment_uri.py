@@ -8,7 +8,7 @@ import pytest
 from agentrl.config.sections import DataSection
 from agentrl.errors import ConfigError
 from agentrl.plugins.environments import EnvironmentProcess, EnvironmentUri
-from agentrl.plugins.environments.environment_facts import ENVIRONMENTS
+from agentrl.plugins.environments.environment_uri import ENVIRONMENTS
 from agentrl.schema import EnvironmentTask
 
 
