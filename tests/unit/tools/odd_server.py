@@ -23,6 +23,10 @@ RESULTS = {
     "asks": GOOD,
     "grow": GOOD,
     "gzip": GOOD,
+    "mixed": '{"content": [{"type": "video"}, {"type": "text", "text": "ok"}], "isError": null}',
+    "bare": '{"content": null, "structuredContent": {"a": 1}}',
+    "plain": '{"content": "ok"}',
+    "listed": '{"content": [], "structuredContent": [1, 2]}',
     "dense": '{"content": [' + "0," * 400_000 + "0]}",
     "deep": '{"content": [], "structuredContent": {"a": ' + "[" * 900 + "]" * 900 + "}}",
     "huge": json.dumps({"content": [{"type": "text", "text": "z" * (70 << 20)}]})
@@ -50,11 +54,12 @@ def answer(request: dict[str, Any]) -> str:
         ]
         if "ODD_TOOL" in os.environ:
             listed[-1]["name"] = os.environ["ODD_TOOL"]
+        listed.insert(0, {"name": "shapeless", "inputSchema": {"properties": {}}})
         if "ODD_PAGES" in os.environ:
             page = int(params.get("cursor", 0))
-            listed = [{**listed[0], "name": f"t{page}_{number}"} for number in range(500)]
+            listed = [{**listed[1], "name": f"t{page}_{number}"} for number in range(500)]
             return wire(request, json.dumps({"tools": listed, "nextCursor": str(page + 1)}))
-        return wire(request, json.dumps({"tools": [*listed, listed[0]]}))
+        return wire(request, json.dumps({"tools": [*listed, listed[1]]}))
     if method == "tools/call" and params["name"] == "chatter" and params.get("arguments"):
         return wire(request, params["arguments"]["says"])
     if method == "tools/call" and params["name"] in RESULTS:

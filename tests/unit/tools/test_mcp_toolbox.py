@@ -153,10 +153,12 @@ async def test_a_result_that_breaks_the_tools_own_promise_is_an_observation(
     liar = {**stdio_server, "args": [script, "liar", count_file]}
     async with connect_tools(config_for({"liar": liar})) as box:
         result = await box.call("lie", {})
-    assert result.is_error
-    assert "Error: the tool's result is invalid" in result.content
-    assert "'three' is not of type 'integer'" in result.content
-    assert "returned an invalid result of lie" in caplog.text
+    assert not result.is_error
+    assert result.content == (
+        "[structured content that does not fit the tool's output schema: 'three' is not of type "
+        "'integer']\n" + '{"n": "three"}'
+    )
+    assert "a result of lie does not fit its output schema" in caplog.text
 
 
 async def test_sse_servers_are_spoken_to(

@@ -42,10 +42,19 @@ async def test_over_pipes_odd_answers_cost_one_call_at_most(
     odd_pipe: dict[str, object], config_for: ConfigFor, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connect_tools(config_for({"odd": odd_pipe}, call_timeout_seconds=PATIENCE)) as box:
-        assert len({spec.name for spec in box.specs}) == len(box.specs)
+        names = {spec.name for spec in box.specs}
+        assert (len(names), "shapeless" in names) == (len(box.specs), False)
         for name in ("chatter", "asks"):
             result = await box.call(name, {})
             assert (result.content, result.is_error) == ("ok", False)
+        for name, content in (
+            ("mixed", "ok\n[1 malformed part, not shown]"),
+            ("bare", '{"a": 1}'),
+            ("plain", "ok"),
+            ("listed", "[1, 2]"),
+        ):
+            result = await box.call(name, {})
+            assert (result.content, result.is_error) == (content, False)
         for name, reason in (
             ("half", "hex escape"),
             ("null", "is not a JSON-RPC message"),
@@ -61,7 +70,8 @@ async def test_over_pipes_odd_answers_cost_one_call_at_most(
             assert result.is_error
             # Neither the end of the connection nor the timeout of calls.
             assert result.content == f"Error: no tools/call: code {code}"
-    (said,) = [record.getMessage() for record in caplog.records]
+    said, left_out = [record.getMessage() for record in caplog.records]
+    assert "leaving out the malformed tool 'shapeless': tools.0.inputSchema.type" in left_out
     assert "ignoring output that is not an MCP message: 'odd server, version 1'" in said
 
 

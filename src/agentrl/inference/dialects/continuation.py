@@ -1,8 +1,8 @@
 """Finds the earlier call that a call continues.
 
 A framework that continues a conversation sends back the reply it received, but seldom verbatim: it
-assigns its own tool-call ids, formats JSON arguments with other spaces, drops thinking, and sends
-null for empty content. Conversations are therefore compared by `meaning`.
+assigns its own tool-call ids, formats JSON arguments with other spaces and numbers, drops thinking
+and null values, and sends null for empty content. Conversations are therefore compared by `meaning`.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _Call = TypeVar("_Call")
 def meaning(message: Message) -> str:
     """Return a text that two messages share if and only if they mean the same."""
     calls = [
-        (call["function"]["name"], call["function"]["arguments"])
+        (call["function"]["name"], _by_value(call["function"]["arguments"]))
         for call in message.get("tool_calls", ())
     ]
     content = message.get("content") or ""
@@ -28,6 +28,20 @@ def meaning(message: Message) -> str:
         content = content.strip()
     parts = (message["role"], content, calls)
     return json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _by_value(arguments: Any) -> Any:
+    """Return arguments without nulls, with numbers as JavaScript reads them: 1.0 is 1, -0.0 is 0."""
+    return json.loads(
+        json.dumps(arguments, default=str),
+        parse_int=_double,
+        parse_float=_double,
+        object_hook=lambda found: {key: one for key, one in found.items() if one is not None},
+    )
+
+
+def _double(text: str) -> float:
+    return float(text) + 0.0  # -0.0 becomes 0.0
 
 
 def tools_meaning(tools: Sequence[Mapping[str, Any]]) -> str:

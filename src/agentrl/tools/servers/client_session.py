@@ -27,6 +27,7 @@ from agentrl.runtime.processes.child_processes import program
 from agentrl.runtime.processes.wall import ScratchDirectory, remove_folder, scratch_directory
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, describe
 from agentrl.tools.servers.http_transport import FailureReportingTransport
+from agentrl.tools.servers.result_content import accept_misfits
 from agentrl.tools.servers.served_question import ServedQuestion
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig, http_headers
 from agentrl.tools.servers.stdio_transport import StdioServer, stdio_transport
@@ -216,7 +217,7 @@ async def _open_client(
         # Newer protocol versions have no sessions over HTTP; a server that keeps state in the
         # session needs the older protocol.
         mode = "legacy" if server.per_rollout else "auto"
-        yield await stack.enter_async_context(
+        client = await stack.enter_async_context(
             Client(
                 transport,
                 client_info=Implementation(name="agentrl", version=package_version()),
@@ -225,6 +226,8 @@ async def _open_client(
                 message_handler=on_message,
             )
         )
+        accept_misfits(client, server.address)
+        yield client
 
 
 def _bounded_client(

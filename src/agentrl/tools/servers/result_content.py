@@ -1,8 +1,13 @@
-"""Tool results as text and images for the model, including linked content."""
+"""Tool results as text and images for the model, including linked content.
+
+A listing or a result that is partly malformed loses only the part.
+"""
 
 import base64
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from mcp import Client, MCPError
@@ -17,13 +22,105 @@ from mcp.types import (
     TextContent,
     TextResourceContents,
 )
+from mcp_types.methods import validate_server_result
 from pydantic import ValidationError
 
+from agentrl.errors import ToolError
+from agentrl.runtime.printable import counted
 from agentrl.schema.image import image_from_bytes
+from agentrl.tools.servers.admission import describe
+
+logger = logging.getLogger(__name__)
 
 MAX_LINKS: Final = 5
 """Links of one result that are followed; further links are shown as text."""
 _NOT_JSON = object()
+
+
+def accept_misfits(client: Client, address: str) -> None:
+    """Let a client take what fits of malformed listings and results, and say what does not.
+
+    The SDK refuses the whole answer for one malformed tool, one unknown part, or structured
+    content against the tool's output schema.
+    """
+    session = client.session
+    dispatcher = session._dispatcher
+    send, validate = dispatcher.send_raw_request, session.validate_tool_result
+
+    async def sent(method: str, params: Any, opts: Any = None) -> dict[str, Any]:
+        answer = await send(method, params, opts)
+        if method == "tools/list":
+            return _listing_that_fits(answer, client.protocol_version, address)
+        return (
+            _result_that_fits(answer, client.protocol_version) if method == "tools/call" else answer
+        )
+
+    async def validated(name: str, result: CallToolResult) -> None:
+        try:
+            await validate(name, result)
+        except RuntimeError as error:
+            problem = getattr(error.__cause__, "message", None) or str(error)
+            _warn_once(f"{address}: a result of {name} does not fit its output schema", problem)
+            note = f"[structured content that does not fit the tool's output schema: {problem}]"
+            result.content.append(TextContent(type="text", text=note))
+
+    dispatcher.send_raw_request = sent  # type: ignore[method-assign]
+    session.validate_tool_result = validated  # type: ignore[method-assign]
+
+
+def _listing_that_fits(answer: dict[str, Any], version: str, address: str) -> dict[str, Any]:
+    """Return a listing without malformed tools; one of which none fits stays, and is refused."""
+    tools = answer.get("tools")
+    if not isinstance(tools, list) or _problem("tools/list", version, answer) is None:
+        return answer
+    fitting = []
+    for tool in tools:
+        problem = _problem("tools/list", version, {**answer, "tools": [tool]})
+        if problem is None:
+            fitting.append(tool)
+        else:
+            name = tool.get("name") if isinstance(tool, dict) else tool
+            _warn_once(f"{address}: leaving out the malformed tool {name!r:.80}", problem)
+    return {**answer, "tools": fitting} if fitting else answer
+
+
+def _result_that_fits(answer: dict[str, Any], version: str) -> dict[str, Any]:
+    """Return a result without its malformed parts, with a line that counts them."""
+    if _problem("tools/call", version, answer) is None:
+        return answer
+    content, structured = answer.get("content"), answer.get("structuredContent")
+    parts = content if isinstance(content, list) else [] if content is None else [content]
+    parts = [_text(part) if isinstance(part, str) else part for part in parts]
+    fitting = [p for p in parts if _problem("tools/call", version, {"content": [p]}) is None]
+    if len(fitting) < len(parts):
+        fitting.append(
+            _text(f"[{counted(len(parts) - len(fitting), 'malformed part')}, not shown]")
+        )
+    if structured is not None and not isinstance(structured, dict):
+        fitting.append(_text(json.dumps(structured, ensure_ascii=False)))
+        structured = None
+    result = {"content": fitting, "isError": answer.get("isError") is True}
+    return result if structured is None else {**result, "structuredContent": structured}
+
+
+def _problem(method: str, version: str, answer: Mapping[str, Any]) -> str | None:
+    """Return where an answer violates the protocol, in one line, or None."""
+    try:
+        validate_server_result(method, version, answer)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return None
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+@cache
+def _warn_once(what: str, problem: str) -> None:
+    """Warn once for each problem, which every rollout may meet again."""
+    logger.warning("%s: %s", what, describe(ToolError(problem)))
 
 
 def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = False) -> str:

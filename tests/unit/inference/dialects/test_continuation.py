@@ -25,6 +25,23 @@ def test_a_reply_means_the_same_however_a_framework_spells_it() -> None:
     assert meaning({**REPLY, "reasoning_content": "hm"}) == meaning(REPLY)
 
 
+@pytest.mark.parametrize(
+    ("sampled", "returned"),
+    [
+        ("1.0", "1"),
+        ("1e5", "100000"),
+        ("-0.0", "0"),
+        ("9007199254740993", "9007199254740992"),
+        ('[{"x": 2.0}]', '[{"x":2}]'),
+        ('{"x": null}', "{}"),
+    ],
+)
+def test_arguments_that_javascript_wrote_are_compared_by_value(sampled: str, returned: str) -> None:
+    written = [called(f'{{"n": {text}}}', "a") for text in (sampled, returned, "true")]
+    assert meaning(written[0]) == meaning(written[1])
+    assert meaning(written[0]) != meaning(written[2])
+
+
 def test_the_longest_known_conversation_comes_first_and_its_calls_in_order() -> None:
     index = ContinuationIndex[str]()
     index.add(conversation_key([USER]), REPLY, "first")
