@@ -25,7 +25,12 @@ from agentrl.inference.weight_sync.version_files import weight_bytes
 from agentrl.launcher.cluster.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.console.progress_display import QUIET_SECONDS, RunWarnings
 from agentrl.launcher.console.run_panel import duration
-from agentrl.launcher.console.run_report import report_if_slow, run_console, say
+from agentrl.launcher.console.run_report import (
+    print_inspection_commands,
+    report_if_slow,
+    run_console,
+    say,
+)
 from agentrl.launcher.start import announced_start
 from agentrl.models.checkpoints.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
@@ -60,16 +65,24 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     start = await announced_start(console, config, trains=False)
     config, gpus = start.config, start.gpus
     output = config.run.output_path
-    name = f"{config.run.run_name}-eval"
-    section = config.run.model_copy(update={"run_name": name, "output_dir": output})
     if adapter is not None:
         roots = (*config.inference.weight_roots, adapter.absolute())
         inference = config.inference.model_copy(update={"weight_roots": roots})
         config = config.model_copy(update={"inference": inference})
-    config = config.model_copy(update={"run": section})
+    config = named_evaluation(config)
     async with LocalCluster(config, gpus=gpus, role="eval") as cluster:
         status = await until_interrupted(_evaluate(console, cluster, output / "eval.json", adapter))
         return INTERRUPTED if status is None else status
+
+
+def named_evaluation(config: RootConfig) -> RootConfig:
+    """Return the configuration of a run's evaluation, whose database is found by its own name."""
+    run, store = config.run, config.store
+    name = f"{run.run_name}-eval"
+    if store.mongo_data_dir is not None and store.mongo_data_dir.name == run.run_name:
+        store = store.model_copy(update={"mongo_data_dir": store.mongo_data_dir.with_name(name)})
+    run = run.model_copy(update={"run_name": name, "output_dir": run.output_path})
+    return config.model_copy(update={"run": run, "store": store})
 
 
 def serving(model: ModelSection, checkpoint: Path) -> ModelSection:
@@ -138,8 +151,8 @@ async def _evaluate(
     result_path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(result_path, json.dumps(result, indent=2) + "\n")
     print_scores(console, metrics, cluster.config_path)
-    say(console, f"  result       {result_path}")
-    say(console, f"  database     {store.redacted_uri}")
+    say(console, f"  result          {result_path}")
+    print_inspection_commands(console, config, cluster.config_path)
     return 0
 
 

@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 from support.stored import claim, make_task, play
 
+from agentrl.config.loading import load_config
 from agentrl.evaluation.eval_scores import EvalMetrics, TaskScores, score_row
 from agentrl.launcher import evaluation_run
+from agentrl.launcher.console.run_report import print_inspection_commands
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 
@@ -45,3 +47,25 @@ def test_missing_scores_come_with_the_command_that_says_why(num_unscored: int) -
     assert ("agentrl inspect failures --config output/config.yaml" in text.getvalue()) == bool(
         num_unscored
     )
+
+
+@pytest.mark.parametrize(
+    ("folder", "selection"),
+    [
+        (".agentrl/mongo/warm", "--run_name warm-eval"),
+        ("elsewhere/data", "--config output/warm/eval_config.yaml"),
+    ],
+)
+def test_an_evaluation_after_a_run_opens_as_printed(
+    folder: str, selection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = {"run_name": "warm", "mongo_data_dir": str(tmp_path / folder)}
+    config = evaluation_run.named_evaluation(load_config(flags))
+    text = io.StringIO()
+    path = Path("output/warm/eval_config.yaml")
+    print_inspection_commands(Console(file=text, width=80), config, path)
+    for command in ("inspect progress", "ui", "store up --show_password"):
+        assert f"agentrl {command} {selection}" in text.getvalue()
+    named = load_config({"run_name": "warm-eval"}).private_mongo_dir.absolute()
+    assert (config.private_mongo_dir == named) == selection.startswith("--run_name")

@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 
 from agentrl.config.atomic_file import write_atomically
-from agentrl.config.sections import RootConfig, StoreSection
+from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import counted, printable
@@ -162,16 +162,21 @@ def print_locations(console: Console, config: RootConfig, store: TrajectoryStore
     print_inspection_commands(console, config)
 
 
-def print_inspection_commands(console: Console, config: RootConfig) -> None:
-    """Print the commands that inspect the run."""
-    is_default = config.store == StoreSection(mongo_port=config.store.mongo_port)
-    name, path = config.run.run_name, f"{config.run.output_path}/config.yaml"
-    selection = ("--run_name", name) if is_default else ("--config", path)
+def print_inspection_commands(
+    console: Console, config: RootConfig, config_path: Path | None = None
+) -> None:
+    """Print the commands that inspect the run: by its name, if its database lies where a name leads."""
+    name, section = config.run.run_name, config.store
+    is_private = section.db_connection_string is None or section.mongo_data_dir is not None
+    here = (PRIVATE_MONGO_ROOT / name).absolute()
+    is_named = is_private and config.private_mongo_dir.absolute() == here
+    path = config_path or config.run.output_path / "config.yaml"
+    selection = ("--run_name", name) if is_named else ("--config", str(path))
     commands = [
         ("inspect it", typed_command("inspect", "progress", *selection)),
         ("in a browser", typed_command("ui", *selection)),
     ]
-    if config.store.db_connection_string is None:
+    if is_private:
         store_up = typed_command("store", "up", "--show_password", *selection)
         commands.append(("in Compass", f"{store_up}  (paste the connection string that it prints)"))
     for purpose, command in commands:
