@@ -34,7 +34,7 @@ class ToolWorld:
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool in the rollout's session."""
-        return await self._tools.call(tool, arguments, call_id="scorer")
+        return await self._tools.call_for_scorer(tool, arguments)
 
     async def folder(self) -> Path:
         """Return a copy of the directories of the rollout's servers, as they are now."""

@@ -30,7 +30,7 @@ from agentrl.tools.servers.connection import ServerConnection
 from agentrl.tools.servers.result_content import cut_middle, result_images, result_text
 from agentrl.tools.servers.served_question import NO_QUESTION, ServedQuestion
 from agentrl.tools.servers.server_config import ToolsConfig
-from agentrl.tools.tool_specs import ToolSpec, check_filters, select_tools
+from agentrl.tools.tool_specs import ToolSpec, check_filters, hidden_tools, select_tools
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,11 @@ class McpToolBox:
         config: ToolsConfig,
         specs: Sequence[ToolSpec],
         connections: Mapping[str, Connection],
+        hidden: Sequence[ToolSpec] = (),
     ) -> None:
         """Offer `specs`, called over `connections`. `connect_tools` builds a box from a config."""
         self._config = config
-        self.offer(specs, connections)
+        self.offer(specs, connections, hidden)
         self._num_changes: dict[str, int] | None = None
         """In a rollout's box: how many changes of each server's tools the model knows of."""
         self._folders: dict[str, Path] = {}
@@ -70,9 +71,18 @@ class McpToolBox:
         self._has_all_state = False
         """In a rollout's box: whether its servers keep their state nowhere else."""
 
-    def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
-        """Offer these tools to new rollouts; running rollouts keep the previous ones."""
+    def offer(
+        self,
+        specs: Sequence[ToolSpec],
+        connections: Mapping[str, Connection],
+        hidden: Sequence[ToolSpec] = (),
+    ) -> None:
+        """Offer these tools to new rollouts; running rollouts keep the previous ones.
+
+        The hidden ones are for scorers alone.
+        """
         self._specs = tuple(specs)
+        self._hidden = {spec.name: spec for spec in hidden}
         self._by_name = {spec.name: spec for spec in specs}
         self._connections = dict(connections)
 
@@ -158,7 +168,8 @@ class McpToolBox:
                     await connection.server.prepare(question, folders[name])
                 private[name] = own = connection.for_rollout(question, folders.get(name))
                 stack.push_async_callback(own.close)
-            box = McpToolBox(self._config, self._specs, {**self._connections, **private})
+            connections = {**self._connections, **private}
+            box = McpToolBox(self._config, self._specs, connections, [*self._hidden.values()])
             box._num_changes = {
                 name: connection.num_changes
                 for name, connection in box._connections.items()
@@ -239,10 +250,29 @@ class McpToolBox:
             return ""
         if not new:
             return ""
-        self.offer([*self._specs, *new], self._connections)
+        self.offer([*self._specs, *new], self._connections, [*self._hidden.values()])
         schemas = json.dumps([spec.openai() for spec in new], ensure_ascii=False)
         limit = self._config.max_result_chars
         return f"\n\nNew tools can be called from now on:\n{cut_middle(schemas, limit)}"
+
+    async def call_for_scorer(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call a tool, also one that is hidden from the policy.
+
+        Raises:
+            ScorerDefect: there is no such tool.
+            ToolError: see `call`.
+        """
+        spec = self._hidden.get(name)
+        if spec is not None:
+            outcome = await self._call(spec, arguments)
+            return ToolResult(
+                call_id="scorer", name=name, content=outcome.text, is_error=outcome.is_error
+            )
+        if name not in self._by_name:
+            known = ", ".join((*self._by_name, *self._hidden)) or "none"
+            text = f"the scorer calls {name!r}, which no tool server offers (available: {known})"
+            raise ScorerDefect(text, kind=text, is_certain=True)
+        return await self.call(name, arguments, call_id="scorer")
 
     async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> _Outcome:
         limit = self._config.max_result_chars
@@ -319,7 +349,9 @@ async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
             offers[name] = result
         listed, connections = _merged(offers, config)
         check_filters(listed, config)
-        box = McpToolBox(config, select_tools(listed, config), connections)
+        box = McpToolBox(
+            config, select_tools(listed, config), connections, hidden_tools(listed, config)
+        )
         refresher = asyncio.create_task(_refresh(box, servers, offers, config))
         try:
             yield box
@@ -348,7 +380,7 @@ async def _refresh(
         specs = tuple(select_tools(listed, config))
         if specs != box.specs:
             logger.warning("the tools have changed: %s", [spec.name for spec in specs])
-        box.offer(specs, connections)
+        box.offer(specs, connections, hidden_tools(listed, config))
 
 
 async def _offer(name: str, server: Server, *, is_refresh: bool = False) -> Offer:

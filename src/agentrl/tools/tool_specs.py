@@ -81,13 +81,18 @@ _UNWRITABLE = re.compile(r"[^\w.-]")
 
 def select_tools(listed: Listed, config: ToolsConfig) -> list[ToolSpec]:
     """Give every tool a unique name, and return those that the configuration selects."""
-    wanted, blocked = config.tool_names, set(config.blocked_tools)
-    return [
-        spec
-        for spec in _named(listed)
-        if (wanted is None or not _names_of(spec).isdisjoint(wanted))
-        and _names_of(spec).isdisjoint(blocked)
-    ]
+    return [spec for spec in _named(listed) if _is_selected(spec, config)]
+
+
+def hidden_tools(listed: Listed, config: ToolsConfig) -> list[ToolSpec]:
+    """Return the tools that the configuration keeps from the policy, for scorers."""
+    return [spec for spec in _named(listed) if not _is_selected(spec, config)]
+
+
+def _is_selected(spec: ToolSpec, config: ToolsConfig) -> bool:
+    wanted, names = config.tool_names, _names_of(spec)
+    is_wanted = wanted is None or not names.isdisjoint(wanted)
+    return is_wanted and names.isdisjoint(config.blocked_tools)
 
 
 def check_filters(listed: Listed, config: ToolsConfig) -> None:

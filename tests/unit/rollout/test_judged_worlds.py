@@ -71,6 +71,11 @@ async def asked(answer, truth, rollout):
     return float(states == ["true", "false"])
 
 
+@MCPScorerFactory.register_scorer("misspelled")
+async def misspelled(answer, truth, rollout):
+    return float((await rollout.call("isopen", issue=17)).content == "false")
+
+
 @MCPScorerFactory.register_scorer("no_calls")
 def no_calls(answer, truth, rollout):
     assert rollout.outcome == "answered", rollout.outcome
@@ -207,6 +212,11 @@ async def test_a_world_that_is_gone_is_named(judge: Judge, store: TrajectoryStor
     assert counts.reasons == [
         "train/0/q1/0: the scorer calls 'is_open' of the rollout's tools, which ended with the rollout"
     ]
+
+
+async def test_a_tool_that_no_server_has_is_a_defect_of_the_scorer(judge: Judge) -> None:
+    with pytest.raises(ScorerDefect, match=r"'isopen', which no .* \(available: close, is_open"):
+        await judge("misspelled", ANSWER)
 
 
 async def test_a_function_may_look_at_the_calls_alone(judge: Judge) -> None:

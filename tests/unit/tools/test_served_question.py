@@ -76,6 +76,23 @@ async def test_a_server_is_told_question_and_columns_and_they_open_no_path(
     assert opened.is_error
 
 
+async def test_a_program_is_found_from_the_directory_of_a_rollout_and_its_own_files_first(
+    server: dict[str, Any],
+    config_for: ConfigFor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("world.db", "data/world.db"):
+        (tmp_path / name).touch()
+    server |= {"args": ["files_server.py", "world.db"], "fixture": "world.db"}
+    mine = question(tmp_path / "data")
+    config = config_for({"s": server}, example=mine)
+    async with connect_tools(config) as box, box.for_rollout(mine) as rollout:
+        assert json.loads((await rollout.call("told", {})).content)["argv"] == ["world.db"]
+
+
 async def test_each_rollout_works_on_its_own_copy_of_its_questions_fixture(
     server: dict[str, Any], config_for: ConfigFor, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ from agentrl.runtime.processes.wall import ScratchDirectory, remove_folder, scra
 from agentrl.tools.servers.admission import MAX_MESSAGE_BYTES, describe
 from agentrl.tools.servers.http_transport import FailureReportingTransport
 from agentrl.tools.servers.result_content import accept_misfits
-from agentrl.tools.servers.served_question import ServedQuestion
+from agentrl.tools.servers.served_question import PLACEHOLDER, ServedQuestion
 from agentrl.tools.servers.server_config import McpServer, ToolsConfig, http_headers
 from agentrl.tools.servers.stdio_transport import StdioServer, stdio_transport
 
@@ -258,6 +258,21 @@ async def scratch_folder() -> AsyncIterator[Path]:
         await asyncio.to_thread(remove_folder, folder)
 
 
+def _absolute_args(server: McpServer, directory: str) -> list[str]:
+    """Return the arguments; in a rollout's directory, files of the run's have their full path."""
+    if PLACEHOLDER.search(server.cwd or "") is None:
+        return [*server.args]
+    return [
+        os.path.abspath(word)
+        if ("/" in word or "." in word)
+        and PLACEHOLDER.search(word) is None
+        and os.path.isfile(word)
+        and not os.path.exists(os.path.join(directory, word))
+        else word
+        for word in server.args
+    ]
+
+
 async def _command_transport(
     server: McpServer,
     config: ToolsConfig,
@@ -281,7 +296,7 @@ async def _command_transport(
         writable=(*wall.writable, *map(Path, server.writable)),
         directory=filled(server.cwd or "") or wall.directory or str(Path.cwd()),
     )
-    argv = [program(server.command or ""), *map(filled, server.args)]
+    argv = [program(server.command or ""), *map(filled, _absolute_args(server, wall.directory))]
     variables = {name: filled(text.get_secret_value()) for name, text in server.env.items()}
     return stdio_transport(
         await asyncio.to_thread(wall.command, argv),
