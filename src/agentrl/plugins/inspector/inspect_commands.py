@@ -137,11 +137,12 @@ async def step(config: RootConfig, step: int, as_json: bool) -> int:
 @click.option("--limit", type=Count(), default=50, help="Maximum number of failures to show. [50]")
 @_json_option
 async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
-    """Show failures, the latest first."""
+    """Show failures, then exceptions of the agent, the latest first."""
     from agentrl.plugins.inspector import tables
 
     async with opened_store(config) as store:
         found = await store.reports.failures(limit)
+        found += await store.reports.agent_errors(limit)
     value = [failure.model_dump(mode="json") for failure in found]
     return _show(tables.failures_page(found), value, as_json)
 

@@ -10,11 +10,13 @@ import inspect
 import logging
 import socket
 import threading
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
 from agentrl.config.sections import AgentSection
+from agentrl.config.user_code import users_place
 from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.inference.dialects.api_server import APIServer
 from agentrl.rollout.agent.agent_loading import AgentFunction, is_async, program_ended
@@ -209,12 +211,12 @@ class AgentSampler(AsyncSampler[MCPTask]):
         return RolloutResult("time_limit")
 
     def _after_error(self, error: BaseException, calls: RolloutCalls) -> RolloutResult:
-        self._error = f"agent_error: {type(error).__name__}: {error}"
+        self._error = f"agent_error: {type(error).__name__}: {error}{_place_of(error)}"
         if calls.limit is not None:
             return RolloutResult(calls.limit)
         if not self.turns or any(map(_is_infrastructure, _causes(error))):
             raise AgentError(f"the agent failed ({type(error).__name__}: {error})") from error
-        log.info("%s: the agent raised %s: %s", self.record.id, type(error).__name__, error)
+        log.info("%s: %s", self.record.id, self._error, exc_info=error)
         return RolloutResult("agent_error")
 
 
@@ -242,6 +244,7 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
             result = agent(task, endpoint)
         except (StopIteration, KeyboardInterrupt) as error:  # a future or its loop refuses them
             failure = RuntimeError(f"the agent raised {error!r}")
+            failure.__cause__ = error
         except BaseException as error:  # noqa: BLE001
             # Raised in the rollout instead of in this thread.
             failure = error
@@ -257,6 +260,14 @@ def _error_of(agent: asyncio.Task[object]) -> BaseException | None:
     if agent.cancelled():
         return UserCodeError("the agent raised CancelledError; catch it where a task is cancelled")
     return agent.exception()
+
+
+def _place_of(error: BaseException) -> str:
+    """Return ` (file:line)` of the user's code that raised, if that is known."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    stack = traceback.extract_tb(error.__traceback__)
+    return f" ({users_place(stack)})" if stack else ""
 
 
 def _is_infrastructure(error: BaseException) -> bool:

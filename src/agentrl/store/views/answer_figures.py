@@ -7,7 +7,7 @@ from agentrl.schema.base import Value
 from agentrl.store.documents.codec import Document
 
 ANSWER_FIELDS = dict.fromkeys(
-    ("task_id", "score.value", "final_answer", "outcome", "num_output_tokens"), 1
+    ("task_id", "score.value", "score.detail", "final_answer", "outcome", "num_output_tokens"), 1
 )
 """Projection of the Records that `answer_figures` reads."""
 

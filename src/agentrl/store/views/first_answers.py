@@ -5,6 +5,7 @@ minutes whether there is anything to learn from: a model that is always wrong, a
 answers gives every group equal scores.
 """
 
+import textwrap
 from collections import defaultdict
 
 from agentrl.runtime.installation import typed_command
@@ -22,6 +23,7 @@ from agentrl.store.views.learning_signal import (
 
 MAX_ANSWERS = 512
 """Attempts that the report reads."""
+_MAX_ERROR_CHARS = 300
 _NEARLY_ALL = 0.8
 
 
@@ -38,6 +40,8 @@ class FirstAnswers(Value):
     least_score: float
     most_score: float
     max_new_tokens: int | None = None
+    agent_errors: tuple[str, ...] = ()
+    """Of the attempts that ended with an exception of the agent."""
     examples: tuple[ScoredAnswer, ...] = ()
 
     @property
@@ -61,6 +65,12 @@ class FirstAnswers(Value):
             f"{figures.lengths(self.max_new_tokens)}",
             *(f"  {example}" for example in self.examples),
         ]
+        if errors := self.agent_errors:
+            lines.insert(
+                1,
+                f"  {len(errors)} of {answers} attempts ended with an exception of the agent; the "
+                f"last: {textwrap.shorten(errors[-1], _MAX_ERROR_CHARS)}",
+            )
         if self.lacks_signal:
             lines += [
                 "  all answers have the same score: there is nothing to learn from yet",
@@ -119,6 +129,11 @@ async def read_first_answers(database: RunDatabase, turns: TurnRepository) -> Fi
         least_score=min(every),
         most_score=max(every),
         max_new_tokens=run.get("config", {}).get("max_new_tokens"),
+        agent_errors=tuple(
+            record["score"].get("detail", "").removeprefix("agent_error: ")
+            for record in found
+            if record.get("outcome") == "agent_error"
+        ),
         examples=tuple(examples),
     )
 

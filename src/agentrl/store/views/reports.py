@@ -405,10 +405,20 @@ class ReportRepository(Repository):
     @operation("read failures")
     async def failures(self, limit: int = 100) -> list[Failure]:
         """Return records with failures, the latest first."""
+        return await self._failures(HAS_FAILURE, limit)
+
+    async def agent_errors(self, limit: int = 100) -> list[Failure]:
+        """Return records that ended with an exception of the agent, the latest first."""
+        return await self._failures({"outcome": "agent_error"}, limit)
+
+    async def _failures(self, which: Document, limit: int) -> list[Failure]:
         latest_first = [("started_at", -1), ("_id", 1)]
         failures = []
-        async for document in self._db.records.find(HAS_FAILURE).sort(latest_first).limit(limit):
+        async for document in self._db.records.find(which).sort(latest_first).limit(limit):
             record = from_document(Record, document)
+            detail = (
+                record.score.detail if record.score and record.outcome == "agent_error" else None
+            )
             failed = [one for one in record.attempts if one.ended_by in FAILED_ENDS]
             failures.append(
                 Failure(
@@ -416,7 +426,7 @@ class ReportRepository(Repository):
                     status=record.status,
                     num_attempts=record.attempt,
                     num_failed_attempts=len(failed),
-                    error=record.error,
+                    error=record.error or detail,
                     last_error=failed[-1].error if failed else None,
                     owner=failed[-1].owner if failed else None,
                 )

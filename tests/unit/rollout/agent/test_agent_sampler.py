@@ -130,7 +130,7 @@ async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
             chokes_on_the_reply,
             {},
             RolloutResult("agent_error"),
-            "agent_error: ValueError: no JSON: <answer>7</answer>",
+            "agent_error: ValueError: no JSON: <answer>7</answer> (tests/unit/rollout/agent/test_agent_sampler.py:",
         ),
         *(
             (

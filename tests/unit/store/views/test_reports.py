@@ -151,6 +151,29 @@ async def test_a_story_shows_any_attempt(store: TrajectoryStore) -> None:
     assert failure.last_error == "the tools are gone"
 
 
+async def test_exceptions_of_an_agent_are_counted_and_shown_with_their_place(
+    store: TrajectoryStore,
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    await store.tasks.add([make_task(0, num_generations=2)])
+    await play(store, await claim(store))
+    record = await claim(store)
+    await store.turns.append(make_turn(record, 0), record.fence)
+    await store.records.finish(
+        record.id, record.fence, outcome="agent_error", final_answer=None, lease_seconds=60
+    )
+    score = Score(scorer="exact", value=0, detail="agent_error: KeyError: 'id' (own.py:23)")
+    await store.scores.set(record.id, record.fence, score)
+
+    (failure,) = await store.reports.agent_errors()
+    assert (failure.record_id, failure.error) == (record.id, score.detail)
+    assert await store.reports.failures() == []
+    assert (
+        "1 of 2 attempts ended with an exception of the agent; the last: KeyError: 'id' (own.py:23)"
+        in str(await store.reports.first_answers())
+    )
+
+
 async def test_a_summary_counts_and_names_who_is_there(store: TrajectoryStore) -> None:
     with pytest.raises(StoreError, match="contains no run"):
         await store.reports.summary()
