@@ -69,12 +69,17 @@ def users_function(reference: str, flag: str) -> Any:
         except (AgentRLError, MemoryError):
             raise
         except (Exception, SystemExit) as error:
-            place = users_place(traceback.extract_tb(error.__traceback__))
+            stack = traceback.extract_tb(error.__traceback__)
+            place = f"{users_place(stack)}: "
             text = " ".join(str(error).split())
             if isinstance(error, SystemExit):
                 text += " (it exits the program instead of returning)"
+            if len(stack) == 1:  # the call itself failed, and not what the function does
+                place = ""
+                text += "; it is called with one object"
+                text += " and, by name, what --loss_args holds" * (flag == "--loss_calculator")
             raise UserCodeError(
-                f"{flag} {reference}: {place}: {type(error).__name__}: {text}"
+                f"{flag} {reference}: {place}{type(error).__name__}: {text}"
             ) from error
 
     return call

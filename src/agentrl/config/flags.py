@@ -191,6 +191,8 @@ def unknown_flag(name: str) -> str:
     """Return the message about a flag that does not exist."""
     if name in ADVANCED:
         return f"--{name} is not a flag; set it in a file: --config FILE, with {name} below `advanced:`"
+    if name == "scorer":
+        return "unknown flag --scorer; --scorer_module FILE.py registers scorers, and --default_scorer NAME selects one"
     nearest = nearest_name(name.rpartition(".")[2])
     hint = f"did you mean --{nearest}?" if nearest else "see --help;"
     return f"unknown flag --{name}; {hint} docs/coming-from.md has the flags of other projects"
@@ -213,6 +215,8 @@ ALIASES = {
     "group_size": "num_generations",
     "n_samples_per_prompt": "num_generations",
     "rollouts_per_example": "num_generations",
+    "num_rollouts": "num_generations",
+    "mcp_config": "mcp_servers",
     "model": "model_name_or_path",
     "model_path": "model_name_or_path",
     "attn_implementation": "attention_implementation",

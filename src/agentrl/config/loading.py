@@ -402,7 +402,9 @@ def _convert(name: str, value: Any) -> Any:
         try:
             return json.loads(value)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{flag.typed} is not valid JSON: {error}") from None
+            name = value.partition("=")[0].strip() if "=" in value else "NAME"
+            example = f"write '{{\"{name}\": VALUE}}'"
+            raise ConfigError(f"{flag.typed} is not valid JSON: {error}; {example}") from None
         except RecursionError:
             raise ConfigError(f"{flag.typed}: nested too deeply") from None
     if value.lower() in ("none", "null") and not flag.field.is_required():

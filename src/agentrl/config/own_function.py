@@ -54,6 +54,17 @@ class BuiltInOr(Naming):
             return value
         if is_reference(value):
             return _absolute_reference(value)
+        if "." in value:
+            place, _, name = value.rpartition(".")
+            file = f"{place}.py"
+            meant = (
+                f"{value}:NAME"
+                if name == "py"
+                else f"{file if Path(file).is_file() else place}:{name}"
+            )
+            raise PydanticCustomError(
+                "own_function", "a function of your own is written {meant}", {"meant": meant}
+            )
         raise PydanticKnownError("literal_error", {"expected": ", ".join(self.names)})
 
 

@@ -610,9 +610,20 @@ def test_a_users_loss_reads_every_setting() -> None:
             "replaces --warmup_steps 3; remove it",
         ),
         (["--advantage_estimator", "group_men"], "did you mean group_mean?"),
+        (
+            ["--advantage_estimator", "grpo"],
+            "its estimator is group_std, and --recipe grpo selects",
+        ),
+        (["--advantage_estimator", "dr_grpo"], "its estimator is group_mean"),
+        (["--advantage_estimator", "rloo"], "its estimator is leave_one_out"),
+        (["--loss_calculator", "own.py"], "a function of your own is written own.py:NAME"),
+        (["--loss_calculator", "own.good"], "a function of your own is written own:good"),
+        (["--loss_args", "bound=3"], """write '{"bound": VALUE}'"""),
+        (["--system_prompt", __file__], "give the text and not its file"),
+        (["--scorer", "own.py"], "--scorer_module FILE.py registers scorers, and --default_scorer"),
     ],
 )
-def test_wrong_references_are_refused_by_flag(given: list[str], remedy: str) -> None:
+def test_what_people_mean_is_answered_by_flag(given: list[str], remedy: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_flags(given)
     assert remedy in str(error.value)

@@ -16,6 +16,7 @@ from agentrl.config.value_kinds import CODE, COMMAND, PATH, PLAIN, SECRET, Namin
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MONGODB_DATABASES = frozenset({"admin", "config", "local"})
 """Databases that MongoDB reserves for itself."""
+_MAX_NAME_CHARS = 256
 _TEMPLATE_ARGUMENTS = {"messages", "tools", "documents", "add_generation_prompt"}
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
 """Directory of the private mongods' data, with one directory for each run."""
@@ -218,6 +219,15 @@ class DataSection(DataTuning):
     text asks for, else what suits its data set, else `answer`."""
     system_prompt: Annotated[str | None, PLAIN] = None
     """System prompt of questions that have none; no system prompt by default."""
+
+    @field_validator("system_prompt")
+    @classmethod
+    def _refuse_file(cls, given: str | None) -> str | None:
+        if given and len(given) < _MAX_NAME_CHARS and Path(given).is_file():
+            raise PydanticCustomError(
+                "system_prompt", 'give the text and not its file, as in "$(cat FILE)"'
+            )
+        return given
 
     @property
     def rounds(self) -> tuple[int, ...]:

@@ -90,7 +90,7 @@ class AlgorithmSection(AlgorithmTuning):
     @field_validator("loss_calculator", mode="before")
     @classmethod
     def _canonical_loss(cls, name: object) -> str:
-        if is_reference(str(name)):
+        if is_reference(str(name)) or "." in str(name):
             return str(name)
         kind = str(name).upper()
         if kind not in LOSS_KINDS and kind.lower() in RECIPES:
@@ -103,6 +103,18 @@ class AlgorithmSection(AlgorithmTuning):
                 "CrossEntropy is the loss of supervised fine-tuning: use `agentrl sft`",
             )
         return kind
+
+    @field_validator("advantage_estimator", mode="before")
+    @classmethod
+    def _estimator_of_recipe(cls, name: object) -> object:
+        recipe = RECIPES.get(str(name).lower())
+        if recipe is not None:
+            raise PydanticCustomError(
+                "advantage_estimator",
+                "that is a whole recipe: its estimator is {estimator}, and --recipe {recipe} selects all of it",
+                {"estimator": recipe.flags["advantage_estimator"], "recipe": str(name).lower()},
+            )
+        return name
 
     @property
     def teacher_share(self) -> float:

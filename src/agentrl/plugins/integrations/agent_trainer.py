@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agentrl.config.flags import SETTINGS, canonical_name
 from agentrl.errors import ConfigError
 from agentrl.plugin_registry import hooks, loaded_hook
 from agentrl.plugins.integrations.agent_worker.references import described
@@ -48,6 +49,7 @@ class AgentTrainer:
         run_path: str | Path | None = None,
         train_engine_name: str = "agentrl",
         env: str | None = None,
+        **others: Any,
     ) -> None:
         """Check everything.
 
@@ -67,10 +69,20 @@ class AgentTrainer:
             train_engine_name: `agentrl`, `areal`, `sft`, `trl`, `verl`, or a registered one.
             env: an environment, as in `reasoning_gym:NAME?size=200`, in place of `agent`,
                 `train_dataset` and `reward_func`, all of which it provides.
+            others: refused, with the place of what was meant.
 
         Raises:
             ConfigError: an argument is invalid; the message names it and the remedy.
         """
+        for name in others:
+            meant = (
+                f'config={{"{canonical_name(name)}": ...}}'
+                if canonical_name(name) in SETTINGS
+                else ""
+            )
+            meant = "reward_func=, one function" if name == "reward_funcs" else meant
+            hint = f"pass {meant}" if meant else "flags go into config={...}"
+            raise ConfigError(f"{name}: no argument of AgentTrainer; {hint}")
         arguments = {"agent": agent, "train_dataset": train_dataset, "reward_func": reward_func}
         given = [name for name, value in arguments.items() if value is not None]
         if env is not None and given:

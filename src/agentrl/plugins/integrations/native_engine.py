@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from agentrl.config.loading import build_config, secret_environment, write_config
 from agentrl.config.sections import RootConfig
+from agentrl.config.validation.algorithm_checks import check_training
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.plugins.environments import EnvironmentUri
 from agentrl.plugins.integrations.agent_worker.describe import describe
@@ -125,6 +126,8 @@ class NativeEngine(TrainerProcessor):
             settings["default_scorer"] = SCORER
         try:
             self._config = build_config(settings)
+            if self._config.data.has_training:
+                check_training(self._config)
         except ConfigError as error:
             raise ConfigError(f"config: {str(error).removeprefix('--')}") from None
         write_config(self._config, self.config_path)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from agentrl.config.user_code import users_place
 from agentrl.errors import ConfigError
 from agentrl.plugins.integrations.agent_worker.references import (
     described,
@@ -108,9 +109,9 @@ def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) ->
     if isinstance(result, ConnectionError | TimeoutError):
         log.warning("%s could not be tested (%s: %s)", where, type(result).__name__, result)
     elif isinstance(result, Exception):
-        frame = traceback.extract_tb(result.__traceback__)[-1]
+        place = users_place(traceback.extract_tb(result.__traceback__))
         raise ConfigError(
-            f"{where} raised {type(result).__name__}: {result} ({frame.filename}:{frame.lineno}) "
+            f"{where} raised {type(result).__name__}: {result} ({place}) "
             "on the first question with its reference answer; a reward function must return a "
             "number for any text"
         ) from result

@@ -396,7 +396,9 @@ def _parse_server(name: str, value: object) -> McpServer:
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             known = ", ".join(key for key in McpServer.model_fields if key != "written")
-            reason = f"unknown setting (known: {known})"
+            near = get_close_matches(str(first["loc"][-1]).lower(), McpServer.model_fields, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            reason = f"unknown setting{hint} (known: {known})"
         elif first["type"] == "tuple_type":
             reason = 'expected a list, as in ["server.py", "--verbose"]'
         raise ConfigError(f"{location}: {reason}") from error

@@ -145,6 +145,7 @@ class RunLearner:
         self._store = store
         self.outcome: StepOutcome | None = None
         """Of the last `optim_step` since the last `publish`."""
+        self._has_gradients = False
 
     async def forward_backward(
         self, batch: StepBatch, loss: str | Callable[..., Any] | None = None, **loss_args: Any
@@ -167,10 +168,14 @@ class RunLearner:
             values = {"loss_calculator": reference_of(loss), "loss_args": loss_args or None}
             config = build_config({**flat_values(config), **values})
         algorithm = await self._checked(config)
+        self._has_gradients = True
         return await self._session.group.forward_backward(batch.micro_batches, algorithm)
 
     async def optim_step(self) -> StepOutcome:
         """Apply the gradients since the last call; the learning rate is that of `--learning_rate`."""
+        if not self._has_gradients:
+            raise TrainingError("no gradients: await forward_backward(batch) before optim_step()")
+        self._has_gradients = False
         self.outcome = await self._session.group.optim_step()
         return self.outcome
 

@@ -107,6 +107,8 @@ def test_an_unknown_engine_is_refused_with_the_nearest_and_all_names(tmp_path: P
     ("changes", "message"),
     [
         ({"train_engine_name": None}, "train_engine_name: unknown engine 'None'"),
+        ({"model": "m"}, r'^model: no argument .*; pass config=\{"model_name_or_path": \.\.\.\}'),
+        ({"reward_funcs": [1]}, "^reward_funcs: no argument .*; pass reward_func=, one function"),
         ({"run_path": 5}, "run_path: a value of type int is not the path of a folder"),
         ({"run_path": "a\0b"}, r"run_path: .* cannot be created \(embedded null byte\)"),
     ],

@@ -111,6 +111,10 @@ def test_files_of_other_clients_are_read_as_they_are(tmp_path: Path) -> None:
         ({"a": {"url": "example.org"}}, r"mcpServers\.a: url 'example.org' is not an http"),
         ({"a": {"url": "http://x", "command": "y"}}, "a stdio server takes `command`, not `url`"),
         (
+            {"a": {"command": "y", "perRollout": True}},
+            r"perRollout: unknown setting; did you mean per_rollout\? \(known: tr",
+        ),
+        (
             {"a": {"url": "http://x", "colour": 1}},
             r"mcpServers\.a\.colour: unknown setting \(known: tr",
         ),

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support.training import MakeConfig, Player, teach, train_tasks
 
+from agentrl.algorithms.formula_registry import users_function
 from agentrl.config.loading import flat_values
 from agentrl.config.own_function import SOURCES
 from agentrl.config.sections import RootConfig
@@ -177,3 +178,12 @@ async def test_own_metrics_are_in_the_stored_figures(
     await train(config)
     line = (config.run.output_path / "metrics.jsonl").read_text().splitlines()[0]
     assert json.loads(line)["loss_metrics"].keys() == {"gradient_share"}
+
+
+def test_a_loss_that_is_called_otherwise_names_the_flag_of_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def needs(inputs, *, beta):\n    return inputs\n")
+    loss = users_function(f"{tmp_path}/own.py:needs", "--loss_calculator")
+    with pytest.raises(
+        UserCodeError, match=r"needs: TypeError: .* 'beta'; .* what --loss_args holds"
+    ):
+        loss(None)

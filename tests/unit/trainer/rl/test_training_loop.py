@@ -108,6 +108,8 @@ async def test_mistakes_of_a_loop_are_one_line(
         async with opened(make_config()) as run:
             async for groups in run.groups():
                 batch = await run.build_step(groups)
+                with pytest.raises(TrainingError, match=r"^no gradients: await forward_backward"):
+                    await run.learner.optim_step()
                 with pytest.raises(TrainingError, match=r"^there is no new step: call build_step"):
                     await run.publish()
                 with pytest.raises(ConfigError, match=r"the loss <lambda> is not defined at the"):
