@@ -43,6 +43,7 @@ def make_task(
         query=f"What does item {number} cost?",
         system_prompt=SYSTEM,
         answer=number,
+        columns={"shelf": number},
         tag=tag,
     )
 

@@ -79,6 +79,7 @@ def _task(detail: RecordDetail) -> dict[str, Any]:
         "kind": detail.task.kind,
         "answer": cut(answer if isinstance(answer, str) or answer is None else _json(answer)),
         "aug_answers": cut(_json(fields.get("aug_answers", []))),
+        "columns": cut(_json(fields["columns"])) if fields.get("columns") else None,
     }
 
 

@@ -90,6 +90,8 @@ def _head(detail: RecordDetail) -> list[Text]:
     if isinstance(task, MCPTask):
         row("question", task.query)
         row("reference", "-" if task.answer is None else str(task.answer))
+        if task.columns:
+            row("columns", json.dumps(task.columns, ensure_ascii=False))
     row("answer", "-" if record.final_answer is None else record.final_answer)
     row("status", f"{record.status}, {record.outcome or 'no outcome'}")
     if record.score is not None:

@@ -190,6 +190,7 @@ def test_a_record_is_told_turn_by_turn(inspect: Callable[..., str]) -> None:
         "trained at step 1; trained at 1",
         "the server [bold]left",
         "<answer>4</answer>",
+        'columns  {"shelf": 0}',
         "metrics  moves 3.000",
         " · seat left, stint 1 earned 0.500 · reward -0.250",
     ):
