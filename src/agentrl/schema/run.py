@@ -255,6 +255,8 @@ class ServerLoad(Value):
     """Tokens whose keys and values running requests hold."""
     token_usage: float
     """Share of the key and value memory that running requests take."""
+    tokens_per_second: float = 0.0
+    """Tokens that the server samples a second, those of unfinished replies included."""
     at: datetime = Field(default_factory=utc_now)
 
     @property

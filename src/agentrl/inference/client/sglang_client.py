@@ -186,6 +186,7 @@ class SGLangClient:
             num_waiting=sum(int(rank.get("num_waiting_reqs") or 0) for rank in ranks),
             num_used_tokens=sum(int(rank.get("num_used_tokens") or 0) for rank in ranks),
             token_usage=sum(usages) / len(usages) if usages else 0.0,
+            tokens_per_second=sum(float(rank.get("gen_throughput") or 0.0) for rank in ranks),
         )
 
     # Control of generation. All requests from here on use the control key, except for `adapters`.

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.config.named_files import existing_or_shipped
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, ServerUnreachable
 from agentrl.inference.client.sglang_client import SGLangClient
@@ -70,6 +71,8 @@ def parse_teacher(text: str) -> TeacherPlan:
         raise ConfigError(
             f"--teacher {text}: give NAME=URL or NAME=PATH; a name has letters, digits, - and _"
         )
+    if "://" not in model:  # the documentation names the demo's
+        model = str(existing_or_shipped(Path(model)))
     return TeacherPlan(name, model)
 
 

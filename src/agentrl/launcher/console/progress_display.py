@@ -286,7 +286,8 @@ class ProgressDisplay:
                     view.sampling = await reports.sampling()
             self._rates.add(view.progress)
             view.samples_per_second = self._rates.samples
-            view.tokens_per_second = self._rates.tokens
+            # Servers count the tokens of unfinished rollouts, too; not every server says.
+            view.tokens_per_second = view.progress.tokens_per_second or self._rates.tokens
             phase = view.progress.phase or "starting"
             if phase != view.phase:
                 view.phase, self._phase_started = phase, now

@@ -26,6 +26,8 @@ from agentrl.store.views.sampling_progress import SamplingProgress
 PACE_STEPS = 10
 """Number of steps for the median duration of a step."""
 MEAN_STEPS = 5
+MIN_SCORED = 5
+"""Number of scored rollouts from which the first step's date is told."""
 _TABLE_LINES = 30
 """Minimum height of a terminal that also shows the last steps."""
 _TABLE_STEPS = 8
@@ -91,12 +93,13 @@ class RunView:
         if dropped and not ready:
             return f"step 1 has no date: all {dropped} groups so far were dropped"
         num_new = progress.records.get("scored", 0) - self.num_scored_before
-        if num_new < 1 or ready >= needed:
+        if num_new < MIN_SCORED or ready >= needed:
             return ""
         kept = ready / (ready + dropped) if dropped else 1.0
         remaining = needed * self.num_generations / kept - num_new
-        seconds = max(0.0, self.phase_seconds * remaining / num_new)
-        return f"step 1 in about {duration(seconds)}"
+        if remaining <= 0:  # what is missing is not among the rollouts that are scored
+            return ""
+        return f"step 1 in about {duration(self.phase_seconds * remaining / num_new)}"
 
 
 def panel(view: RunView) -> RenderableType:

@@ -125,11 +125,15 @@ def _fleet_alarms(run: Run, fleet: Liveness) -> list[Alarm]:
     silent = fleet.now - timedelta(seconds=SILENT_SECONDS)
     servers = [one for one in fleet.services if one.heartbeat_at > silent]
     samplers = [one for one in fleet.samplers if one.heartbeat_at > silent]
+    is_sampled = any(one.status != "stopped" for one in samplers)
     has_trainer = any(lease.expires_at > fleet.now for lease in run.trainer_leases.values())
+    if run.status == "training" and not (has_trainer or is_sampled or servers):
+        text = "the run is interrupted: no process works on it, and the command that started it resumes it"
+        return [Alarm(kind="interrupted", severity="warning", text=text)]
     if run.status == "training" and not has_trainer:
         text = "no trainer holds a lease on the run: it ended or lost its connection"
         found.append(Alarm(kind="no trainer", severity="error", text=text))
-    if run.status == "training" and not [one for one in samplers if one.status != "stopped"]:
+    if run.status == "training" and not is_sampled:
         text = f"no sampler has reported for {SILENT_SECONDS:.0f} s"
         found.append(Alarm(kind="no sampler", severity="error", text=text))
     if fleet.mixed_releases:

@@ -1,11 +1,12 @@
 """Reports on a run for people: progress, record details, failures and live processes."""
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pydantic import Field
 
 from agentrl.errors import StoreError
+from agentrl.runtime.processes.process_identity import is_dead
 from agentrl.schema import (
     DispatchedSamplingTask,
     InferenceService,
@@ -24,6 +25,7 @@ from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE, lookup
 from agentrl.store.repositories.fleet import SamplerRepository, ServiceRepository
 from agentrl.store.repositories.ledger import LedgerRepository
 from agentrl.store.repositories.liveness import (
+    ALIVE_SECONDS,
     LiveProcess,
     live_processes,
     mixed_releases,
@@ -99,6 +101,8 @@ class RunProgress(Value):
     """Number of samplers that have ever registered."""
     num_output_tokens: int = 0
     """Tokens sampled so far, according to the samplers' last reports."""
+    tokens_per_second: float = 0.0
+    """What the servers sample at the moment, by their last heartbeats."""
     untaught: tuple[UntaughtRecords, ...] = ()
     """What waits for each teacher of `--teachers`; teachers without such records are omitted."""
 
@@ -149,11 +153,17 @@ class Failure(Value):
 
 
 # Tags are `eval@VERSION`, with a suffix `.NUMBER` if lost weights had the same version before.
+_GONE_SECONDS = 3 * ALIVE_SECONDS
 _EVALUATIONS: Document = {"tag": {"$gte": "eval@", "$lt": "eval@~"}}
 
 
 def _tag_numbers(tag: str) -> tuple[int, ...]:
     return tuple(int(part) for part in tag.removeprefix("eval@").split("."))
+
+
+def _is_gone(sampler: SamplerInfo, now: datetime) -> bool:
+    """Return whether a sampler ended without saying so, as when the database was away."""
+    return is_dead(sampler.id) or now - sampler.heartbeat_at > timedelta(seconds=_GONE_SECONDS)
 
 
 class ReportRepository(Repository):
@@ -204,7 +214,8 @@ class ReportRepository(Repository):
     async def progress(self, consumer: str = DEFAULT_CONSUMER) -> RunProgress:
         """Return the counts of the run."""
         of_run = asyncio.gather(
-            self._run(), read_untaught(self._db, consumer), self._sampler_totals()
+            *(self._run(), read_untaught(self._db, consumer)),
+            *(self._sampler_totals(), self._services.all(alive_within=ALIVE_SECONDS)),
         )
         of_records = asyncio.gather(
             read_record_counts(self._db),
@@ -213,7 +224,7 @@ class ReportRepository(Repository):
             self._ledger.num_reserved_groups(consumer),
         )
         (
-            (run, untaught, (num_samplers, num_output_tokens)),
+            (run, untaught, (num_samplers, num_output_tokens), services),
             ((training, evaluation), (num_groups, num_completed), num_ready, num_reserved),
         ) = await asyncio.gather(of_run, of_records)
         return RunProgress(
@@ -231,6 +242,7 @@ class ReportRepository(Repository):
             num_groups_consumed=max(0, num_completed - num_ready - num_reserved),
             num_samplers=num_samplers,
             num_output_tokens=num_output_tokens,
+            tokens_per_second=sum(one.load.tokens_per_second for one in services if one.load),
             untaught=untaught,
         )
 
@@ -288,7 +300,10 @@ class ReportRepository(Repository):
             now=now,
             mixed_releases=mixed_releases(await workers(self._db, now)),
             services=await self._services.all(),
-            samplers=sorted(await self._samplers.all(), key=lambda one: one.started_at),
+            samplers=[
+                one.model_copy(update={"status": "stopped"}) if _is_gone(one, now) else one
+                for one in sorted(await self._samplers.all(), key=lambda one: one.started_at)
+            ],
         )
 
     @operation("look for live processes")

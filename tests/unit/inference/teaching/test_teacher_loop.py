@@ -218,3 +218,11 @@ def test_another_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_teacher_is_a_name_and_a_model(text: str) -> None:
     with pytest.raises(ConfigError, match="give NAME=URL or NAME=PATH"):
         parse_teacher(text)
+
+
+def test_the_demos_model_teaches_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Path(parse_teacher("self=assets/demo/model").model).is_dir()
+    assert parse_teacher("far=http://h:1").model == "http://h:1"

@@ -192,6 +192,8 @@ def test_before_the_first_step_it_shows_what_is_sampled_and_when_the_step_is_due
         (waiting(2, scored=32, dropped=2), "step 1 in about 60 s"),
         (waiting(0, scored=24, dropped=3), "step 1 has no date: all 3 groups so far were dropped"),
         (waiting(4, scored=32), ""),
+        (waiting(0, scored=4), ""),
+        (waiting(3, scored=40), ""),
     ],
 )
 def test_the_date_of_the_first_step_counts_dropped_groups(shown: RunView, due: str) -> None:

@@ -79,7 +79,7 @@ def test_every_page_is_permanent_and_fit_for_all_readers(
 def test_the_way_leads_from_a_run_to_a_token_and_back(page: Page, inspector: str) -> None:
     opened(page, inspector, "/")
     page.get_by_role("link", name=RUN).click()
-    expect(page.get_by_text("no trainer holds a lease")).to_be_visible()
+    expect(page.get_by_text("the run is interrupted")).to_be_visible()
     page.get_by_role("link", name="Step 1,").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 1")
     page.get_by_role("link", name="train/0/q0/0").click()

@@ -1,5 +1,7 @@
 """What people read: stories, lineage both ways, failures, runs."""
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 from support.stored import claim, fill, make_task, make_turn, play, read_back
@@ -17,6 +19,8 @@ from agentrl.schema import (
     ToolResult,
     TurnTraining,
 )
+from agentrl.schema.base import utc_now
+from agentrl.schema.run import ServerLoad
 from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store import TrajectoryStore
 from agentrl.store.views.sampling_progress import SamplingProgress
@@ -172,6 +176,26 @@ async def test_exceptions_of_an_agent_are_counted_and_shown_with_their_place(
         "1 of 2 attempts ended with an exception of the agent; the last: KeyError: 'id' (own.py:23)"
         in str(await store.reports.first_answers())
     )
+
+
+async def test_servers_say_what_is_sampled_and_samplers_that_are_gone_are_shown_so(
+    store: TrajectoryStore,
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    for name, rate in (("a", 40.0), ("b", 2.5)):
+        load = ServerLoad(num_running=1, num_waiting=0, token_usage=0.5, tokens_per_second=rate)
+        service = InferenceService(
+            id=name, base_url="http://x", backend="embedded", model_path="m", load=load
+        )
+        await store.services.register(service)
+    assert (await store.reports.progress()).tokens_per_second == 42.5
+    for name, age in (("gone", 61), ("here", 5)):
+        heartbeat = utc_now() - timedelta(seconds=age)
+        await store.samplers.register(
+            SamplerInfo(id=name, host="h", pid=1, started_at=heartbeat, heartbeat_at=heartbeat)
+        )
+    samplers = (await store.reports.processes()).samplers
+    assert [(one.id, one.status) for one in samplers] == [("gone", "stopped"), ("here", "sampling")]
 
 
 async def test_a_summary_counts_and_names_who_is_there(store: TrajectoryStore) -> None:

@@ -46,6 +46,8 @@ SGLANG_VERSION = "0.5.23"
 """The SGLang release whose API is implemented; clients choose features by it."""
 _MAX_CONTROL_BYTES = 4 << 20
 """Largest body of a control route: the names and shapes of a large model's tensors."""
+_RATE_SECONDS = 5.0
+"""Least time over which the rate of sampling is measured."""
 _OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are running."
 
@@ -210,6 +212,7 @@ class _Routes:
     def __init__(self, front_end: FrontEnd) -> None:
         self._engine = front_end
         self._is_update_open = False
+        self._rate, self._sampled = 0.0, (time.monotonic(), 0)
 
     async def health(self, _: Request) -> Response:
         return Response(status_code=200 if self._engine.is_healthy else 503)
@@ -287,8 +290,17 @@ class _Routes:
             "max_total_num_tokens": load.max_tokens,
             "max_running_requests": self._engine.config.max_running_requests,
             "token_usage": load.token_usage,
+            "gen_throughput": self._sampling_rate(),
         }
         return JSONResponse({"timestamp": time.time(), "version": SGLANG_VERSION, "loads": [rank]})
+
+    def _sampling_rate(self) -> float:
+        """Return the tokens sampled a second over the last seconds."""
+        (since, before), now = self._sampled, time.monotonic()
+        num = self._engine.scheduler.num_sampled
+        if now - since >= _RATE_SECONDS:
+            self._rate, self._sampled = (num - before) / (now - since), (now, num)
+        return self._rate
 
     async def generate(self, http: Request) -> Response:
         body = await read_json_object(http, self._engine.max_body_bytes)
