@@ -4,13 +4,13 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from rich.console import Console
 
 from agentrl.config.sections import RootConfig, TrainerSection
-from agentrl.errors import AgentRLError, ConfigError, NothingToLearn
+from agentrl.errors import AgentRLError, ConfigError, NothingToLearn, StoreError
 from agentrl.launcher.checks.preflight import (
     check_has_questions,
     check_name_is_free,
@@ -31,6 +31,7 @@ from agentrl.launcher.console.progress_display import ProgressDisplay
 from agentrl.launcher.console.run_report import (
     add_to_summary,
     finished,
+    interrupted,
     print_inspection_commands,
     print_locations,
     print_missing_scores,
@@ -87,11 +88,10 @@ async def run_training(config: RootConfig) -> int:
             restarts = dict(sorted(cluster.num_restarts.items()))
             add_to_summary(config.run.output_path, {"restarts": restarts})
         if status is None or status == INTERRUPTED:
-            say(
-                console,
-                f"interrupted after {time.monotonic() - started:.0f} s; all data is kept, and the "
-                "same command resumes the run",
-            )
+            run = None
+            with suppress(StoreError):
+                run = await store.runs.get()
+            say(console, interrupted(time.monotonic() - started, run))
             print_inspection_commands(console, config)
             return INTERRUPTED
         seconds = time.monotonic() - started

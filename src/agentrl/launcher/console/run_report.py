@@ -21,6 +21,7 @@ from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import counted, printable
+from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 
 SLOW_SECONDS = 5.0
@@ -141,6 +142,21 @@ def finished(config: RootConfig, seconds: float) -> str:
     return (
         f"finished in {seconds:.0f} s, after step {summary.get('steps')} of "
         f"{config.trainer.max_steps}: all questions were used; {hint}{note}"
+    )
+
+
+def interrupted(seconds: float, run: Run | None) -> str:
+    """Return a message that a run was stopped, and what its next start computes again."""
+    text = (
+        f"interrupted after {seconds:.0f} s; all data is kept, and the same command resumes the run"
+    )
+    if run is None or run.policy_version <= run.saved_step:
+        return text
+    steps = f"step {run.saved_step + 1}"
+    if run.policy_version > run.saved_step + 1:
+        steps = f"steps {run.saved_step + 1} to {run.policy_version}"
+    return (
+        f"{text}; {steps} had no checkpoint yet and will be computed again from the stored rollouts"
     )
 
 

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from agentrl.config.loading import load_config
 from agentrl.launcher.console import run_report
-from agentrl.launcher.console.run_report import finished, print_locations
+from agentrl.launcher.console.run_report import finished, interrupted, print_locations
+from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 
 
@@ -32,6 +33,19 @@ def test_the_first_steps_are_compared_with_the_last(
     assert first == said
     assert {line[:18].strip() for line in places} >= {"log files", "inspect it"}
     assert all(line[17] == " " != line[18] for line in places)
+
+
+@pytest.mark.parametrize(
+    ("version", "saved", "again"),
+    [(3, 3, ""), (1, 0, "; step 1 had no"), (5, 3, "; steps 4 to 5 had no checkpoint yet")],
+)
+def test_an_interrupted_run_says_what_is_computed_again(
+    version: int, saved: int, again: str
+) -> None:
+    said = interrupted(7.1, Run(name="r", policy_version=version, saved_step=saved))
+    assert said.startswith("interrupted after 7 s; all data is kept, and the same command resumes")
+    assert again in said
+    assert ("again" in said) == bool(again)
 
 
 @pytest.mark.parametrize(
