@@ -10,6 +10,12 @@ from agentrl.rewards.text_scorers import normalize_text
 from agentrl.schema import GroundTruth
 
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\].:]*(?:\s.*)?", re.DOTALL)
+_DRESSED = re.compile(
+    r"\\(?:text|math|boxed)[a-z]*\s*\{([^{}]*)\}|(?<!\w)(\*{1,3}|[$`])([^*$`]+)\2(?!\w)|\\\(([^\\]+)\\\)"
+)
+"""What TeX or Markdown sets apart."""
+_NAMED = re.compile(r"\A(?:option|choice|answer)[\s:]+(?=[(\[]?[A-Z]\b)", re.IGNORECASE)
+_DASH = re.compile(r"\A([A-Za-z])\s+[-\u2013\u2014:](?=\s+\S\S)")
 _ONE_LETTER = re.compile(r"[A-Za-z]")
 _BRACKETED = re.compile(r"[(\[]([A-Za-z])[)\]]")
 _FENCE = re.compile(r"\A```\w*\n(.*)\n```\Z", re.DOTALL)
@@ -17,21 +23,25 @@ _FENCE = re.compile(r"\A```\w*\n(.*)\n```\Z", re.DOTALL)
 
 @MCPScorerFactory.register_scorer("choice", needs_answer=True, compares_text=True)
 async def choice(answer: str, truth: GroundTruth) -> Verdict:
-    """Return 1 if the answer is the right letter (`B`, `(b)`, `B. text`) or a right choice's text.
+    r"""Return 1 if the answer is the right letter (`B`, `(b)`, `B. text`) or a right choice's text.
 
-    The reference is the letter; the texts of right choices are further right answers.
+    The reference is the letter; the texts of right choices are further right answers. `**B**`, `\text{B}`,
+    `$B$`, `Option B` and `B - text` name the letter as well.
     """
     text = answer.strip()
-    given, letter = normalize_text(text), _chosen_letter(text)
+    bare = _DRESSED.sub(lambda found: found[1] or found[3] or found[4] or "", text).strip()
+    letter = _chosen_letter(bare)
+    given = {normalize_text(text), normalize_text(bare)}
     texts = [right.strip() for right in truth.accepted if not _ONE_LETTER.fullmatch(right.strip())]
     # Text first: "C. elegans" may be the text of a choice. "A. Paris" is not Paris without an article.
-    if any(_chosen_letter(one) == letter and given == normalize_text(one) for one in texts):
+    if any(_chosen_letter(one) == letter and normalize_text(one) in given for one in texts):
         return Verdict(1.0, detail=text)
     correct = letter is not None and letter in {right.strip().upper() for right in truth.accepted}
     return Verdict(float(correct), detail=letter or "no letter")
 
 
 def _chosen_letter(text: str) -> str | None:
+    text = _DASH.sub(r"\1.", _NAMED.sub("", text))
     found = _LETTER.fullmatch(text)
     if found is None or any(
         other.upper() != found[1].upper() for other in _BRACKETED.findall(text)

@@ -23,6 +23,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import sympy
@@ -36,6 +37,7 @@ RELATIVE_TOLERANCE = 1e-6
 """Largest difference of two numbers of which one is a decimal, relative to the larger."""
 _DIGITS = 40
 """Digits to which exact numbers are computed where their difference does not simplify to 0."""
+_MAX_POINTS = 6
 _MEMORY_BYTES = 4 * 2**30
 _MAX_SIZE = 100_000.0
 """Digits of the largest number that is computed; the answer 9^9^9 would take all memory."""
@@ -180,7 +182,8 @@ def _same_relation(right: Any, answer: Any) -> bool:
         return False
     ratio = sympy.simplify(one / other)
     if ratio.is_number and not _is_undefined(ratio):
-        return bool(ratio > 0 if isinstance(right, _GREATER) else ratio != 0)
+        agree = _agree_below_zero(right.lhs - right.rhs, (answer.lhs - answer.rhs) * ratio)
+        return agree and bool(ratio > 0 if isinstance(right, _GREATER) else ratio != 0)
     return bool(verify(right, answer, timeout_seconds=None))
 
 
@@ -196,7 +199,7 @@ def _same_expression(one: sympy.Expr, other: sympy.Expr) -> bool:
         return False
     if one.is_number and other.is_number:
         return _same_number(one, other)
-    return bool(sympy.simplify(_positive(one - other)) == 0)
+    return bool(sympy.simplify(_positive(one - other)) == 0) and _agree_below_zero(one, other)
 
 
 def _same_number(one: sympy.Expr, other: sympy.Expr) -> bool:
@@ -214,6 +217,25 @@ def _positive(value: sympy.Expr) -> sympy.Expr:
     """Return an expression of positive symbols and exact numbers, so that 1/sqrt(n) is sqrt(1/n)."""
     positive = {one: sympy.Symbol(one.name, positive=True) for one in value.free_symbols}
     return sympy.nsimplify(value.subs(positive), rational=True)
+
+
+def _agree_below_zero(one: sympy.Expr, other: sympy.Expr) -> bool:
+    """Return whether expressions that are equal for positive symbols differ nowhere else: |x| is not x.
+
+    Points at which a part of one has no real value, as `sqrt(n)` below 0, do not count.
+    """
+    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    sizes = {symbol: sympy.Float(1.37 + 0.21 * at) for at, symbol in enumerate(symbols)}
+    negated = [{symbol} for symbol in symbols] + [set(symbols)]
+    for signs in negated[:_MAX_POINTS]:
+        point = {symbol: -size if symbol in signs else size for symbol, size in sizes.items()}
+        parts = chain(sympy.preorder_traversal(one), sympy.preorder_traversal(other))
+        of_values = (part for part in parts if isinstance(part, sympy.Expr))
+        if not all(part.subs(point).evalf().is_real for part in of_values):
+            continue
+        if not _same_number(*(side.subs(point).evalf() for side in (one, other))):
+            return False
+    return True
 
 
 def _is_small(value: Any) -> bool:

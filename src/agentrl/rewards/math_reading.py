@@ -43,6 +43,7 @@ _SET_AS_TEXT = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf|it)|mbox)
 _NUMBER_AS_TEXT = re.compile(
     r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf|it)|mbox)\s*\{([\s\d.,/+-]+)\}"
 )
+_SHORT_WORDS = frozenset({"no", "yes", "odd", "all"})
 _SPACE = re.compile(r"(?:\\[,;: ]|\\q?quad\b|~|\s)+")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))")
 _CURRENCY = re.compile(r"([+-]?)\s*\\?([$€£])\s*([\d.][\d.,]*)")
@@ -167,7 +168,7 @@ def _words(text: str) -> str | None:
     plain = _SET_AS_TEXT.sub(r"\1", text)
     words = plain.casefold().replace("-", " ").split()
     # Four letters in a row are no product of symbols.
-    shortest = 2 if plain != text else 4
+    shortest = 2 if plain != text or plain.casefold() in _SHORT_WORDS else 4
     if not all(word.isalpha() for word in words) or _NAMES.search(plain):
         return None
     return " ".join(words) if any(len(word) >= shortest for word in words) else None
