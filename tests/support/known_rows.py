@@ -34,11 +34,12 @@ class Refused:
     advice: str
 
 
-def hidden(text: str, canary: str) -> str:
-    """Return a text as BrowseComp encrypts it."""
-    key = hashlib.sha256(canary.encode()).digest()
+def hidden(text: str, key: bytes) -> str:
+    """Return a text as BrowseComp and xbench encrypt it."""
     plain = text.encode()
-    return base64.b64encode(bytes(one ^ key[at % 32] for at, one in enumerate(plain))).decode()
+    return base64.b64encode(
+        bytes(one ^ key[at % len(key)] for at, one in enumerate(plain))
+    ).decode()
 
 
 def verl(source: str, ability: str, prompt: str, truth: Any) -> dict[str, Any]:
@@ -310,10 +311,165 @@ KNOWN = (
     qa("SimpleQA", metadata="{'topic': 'Geography'}", problem=WHERE, answer="Paris"),
     qa(
         "BrowseComp",
-        problem=hidden(WHERE, "c-1"),
-        answer=hidden("Paris", "c-1"),
+        problem=hidden(WHERE, hashlib.sha256(b"c-1").digest()),
+        answer=hidden("Paris", hashlib.sha256(b"c-1").digest()),
         problem_topic="Geography",
         canary="c-1",
+    ),
+    qa(
+        "xbench-DeepSearch",
+        id="1",
+        prompt=hidden(WHERE, b"c-1"),
+        answer=hidden("Paris", b"c-1"),
+        reference_steps="",
+        canary="c-1",
+    ),
+    qa("SimpleQA Verified", original_index=5, problem=WHERE, answer="Paris", topic="Geography"),
+    qa("`problem`, and words in `answer`", problem=WHERE, answer="Paris"),
+    qa("FRAMES", Prompt=WHERE, Answer="Paris", reasoning_types="Tabular", wiki_links="[]"),
+    qa(
+        "WebQuestions",
+        ("City of Paris",),
+        url="http://www.example.com",
+        question=WHERE,
+        answers=["Paris", "City of Paris"],
+    ),
+    Known(
+        "SQuAD",
+        {
+            "id": "5733",
+            "title": "France",
+            "context": "Paris is its capital.",
+            "question": "Which city?",
+            "answers": {"text": ["Paris", "Paris"], "answer_start": [0, 0]},
+        },
+        "Paris is its capital.\n\nWhich city?",
+        "Paris",
+        "em",
+        "answer",
+        tag("paris"),
+        tag("Rome"),
+    ),
+    Known(
+        "DROP",
+        {
+            "section_id": "nfl_1",
+            "query_id": "1",
+            "passage": "Ann ran 3 yards.",
+            "question": "How many yards?",
+            "answers_spans": {"spans": ["3", "3 yards"], "types": ["number", "span"]},
+        },
+        "Ann ran 3 yards.\n\nHow many",
+        "3",
+        "em",
+        "answer",
+        tag("3 yards"),
+        tag("4"),
+        ("3 yards",),
+    ),
+    Known(
+        "BoolQ",
+        {"question": "do lamps glow", "answer": True, "passage": "A lamp glows."},
+        "A lamp glows.\n\ndo lamps glow",
+        "yes",
+        "em",
+        "answer",
+        tag("True"),
+        tag("No"),
+        ("true",),
+    ),
+    Known(
+        "StrategyQA",
+        {"qid": "1", "term": "Lamp", "question": "Do lamps eat?", "answer": False, "facts": []},
+        "lamps",
+        "no",
+        "em",
+        "answer",
+        tag("No."),
+        tag("yes"),
+        ("false",),
+    ),
+    Known(
+        "BIG-Bench Hard",
+        {"input": "Which one?\nOptions:\n(A) Lyon\n(B) Paris", "target": "(B)"},
+        "Options",
+        "(B)",
+        "em",
+        "answer",
+        tag("(B)"),
+        tag("(A)"),
+    ),
+    Known(
+        "SVAMP",
+        {
+            "ID": "chal-1",
+            "Body": "A pond holds 3.0 ducks and 5.0 geese.",
+            "Question": "How many birds?",
+            "Equation": "( 3.0 + 5.0 )",
+            "Answer": "8.0",
+            "Type": "Addition",
+        },
+        "geese.\n\nHow many birds?",
+        "8.0",
+        "math",
+        "boxed",
+        boxed("8"),
+        boxed("9"),
+    ),
+    math(
+        "ASDiv",
+        body="A pond holds 3 ducks and 5 geese.",
+        question="How many birds?",
+        solution_type="Addition",
+        answer="8 (birds)",
+        formula="3+5=8",
+    ),
+    math("MGSM", question=PROBLEM, answer=None, answer_number=8, equation_solution=None),
+    math("MultiArith", question=PROBLEM, final_ans="8"),
+    math("GSM-Plus", question=PROBLEM, solution="3+5=8", answer="8", perturbation_type="digits"),
+    math("LIMO", question=PROBLEM, solution="It is 8.", answer="8"),
+    math("NuminaMath-TIR", problem=PROBLEM, solution=SOLVED, messages=[]),
+    math("AIME 2025", problem=PROBLEM, answer="8"),
+    math("DeepMath-103K", question=PROBLEM, final_answer="8", difficulty=4.5, topic="Algebra"),
+    math(
+        "OlympiadBench",
+        id=1606,
+        question=PROBLEM,
+        solution=["..."],
+        final_answer=["8"],
+        context=None,
+        is_multiple_answer=False,
+    ),
+    math("TheoremQA", Question=PROBLEM, Answer="8", Answer_type="integer", Picture=None),
+    math(
+        "Open-Reasoner-Zero",
+        **{
+            "0": {"from": "human", "value": PROBLEM},
+            "1": {"from": "assistant", "ground_truth": {"value": "8"}},
+        },
+    ),
+    math(
+        "INTELLECT-2, SYNTHETIC-1 (mathematics)",
+        task_id="1",
+        prompt=PROBLEM,
+        verification_info='{"ground_truth": "8"}',
+    ),
+    math(
+        "Tülu 3 RLVR (GSM8K)",
+        messages=[{"role": "user", "content": PROBLEM}],
+        ground_truth="8",
+        dataset="gsm8k",
+    ),
+    *(
+        Known(name, row, "birds", "$8$", "math", "boxed", boxed("8"), boxed("9"))
+        for name, row in (
+            ("MinervaMath and others, TeX in `answer`", {"question": PROBLEM, "answer": "$8$"}),
+            (
+                "DeepMath of TRL, TeX in `solution`",
+                {"prompt": [{"role": "user", "content": PROBLEM}], "solution": "$8$"},
+            ),
+            ("others, TeX in `ground_truth`", {"question": PROBLEM, "ground_truth": "$8$"}),
+        )
     ),
     letters("MMLU", question=WHERE, subject="geography", choices=CITIES["text"], answer=1),
     letters(
@@ -353,6 +509,76 @@ KNOWN = (
             "Incorrect Answer 2": "Nice",
             "Incorrect Answer 3": "Lille",
         },
+    ),
+    letters("OpenBookQA", id="7-980", question_stem=WHERE, choices=CITIES, answerKey="B"),
+    letters(
+        "RACE, QuALITY",
+        example_id="h1",
+        article="France has a capital.",
+        answer="B",
+        question=WHERE,
+        options=CITIES["text"],
+    ),
+    letters(
+        "LogiQA",
+        context="France has one.",
+        query=WHERE,
+        options=CITIES["text"],
+        correct_option=1,
+    ),
+    letters("ReClor", context="France has one.", question=WHERE, answers=CITIES["text"], label=1),
+    letters(
+        "AQuA",
+        question=WHERE,
+        options=["A)Lyon", "B)Paris", "C)Nice", "D)Lille", "E)Metz"],
+        rationale="...",
+        correct="B",
+    ),
+    letters(
+        "MathQA",
+        Problem=WHERE,
+        Rationale="...",
+        options="a ) Lyon , b ) Paris , c ) Nice",
+        correct="b",
+    ),
+    letters(
+        "MedMCQA",
+        id="e9",
+        question=WHERE,
+        opa="Lyon",
+        opb="Paris",
+        opc="Nice",
+        opd="Lille",
+        cop=1,
+    ),
+    letters("PIQA", goal=WHERE, sol1="Lyon", sol2="Paris", label=1),
+    letters("HellaSwag", ind=1, ctx_a="", ctx=WHERE, endings=CITIES["text"], label="1"),
+    letters("WinoGrande", sentence="_ is it.", option1="Lyon", option2="Paris", answer="2"),
+    letters(
+        "SocialIQA",
+        context="Ann asks.",
+        question=WHERE,
+        answerA="Lyon",
+        answerB="Paris",
+        answerC="Nice",
+        label="2",
+    ),
+    letters(
+        "SciQ",
+        "C",
+        question=WHERE,
+        distractor3="Lille",
+        distractor1="Lyon",
+        distractor2="Nice",
+        correct_answer="Paris",
+        support="",
+    ),
+    letters(
+        "TruthfulQA (multiple choice)",
+        "C",
+        question=WHERE,
+        mc1_targets={"choices": ["Paris", "Lyon", "Nice", "Lille"], "labels": [1, 0, 0, 0]},
+        mc2_targets={},
     ),
     Known(
         "xLAM function calling 60k",
@@ -580,6 +806,83 @@ REFUSED = (
         "--env harbor:FOLDER",
     ),
     Refused(
+        "SWE-smith",
+        {"instance_id": "a", "repo": "a/b", "problem_statement": "It fails.", "image_name": "i"},
+        "--env harbor:FOLDER",
+    ),
+    Refused(
+        "R2E-Gym",
+        {"repo_name": "a", "docker_image": "i", "problem_statement": "It fails.", "prompt": "Fix"},
+        "--env harbor:FOLDER",
+    ),
+    Refused(
+        "τ-bench",
+        {"user_id": "u", "instruction": "You want.", "actions": []},
+        "docs/environments.md",
+    ),
+    Refused(
+        "WebShop",
+        {"asin": "B0", "query": "lamp", "instruction_text": "Find it"},
+        "docs/environments.md",
+    ),
+    Refused("Countdown", {"target": 98, "nums": [44, 19, 35]}, "reasoning_gym:countdown"),
+    Refused("ToolBench", {"api_list": [], "query": "Weather?", "query_id": 1}, "--mcp_servers"),
+    Refused(
+        "IFEval",
+        {"key": 1, "prompt": "Write.", "instruction_id_list": [], "kwargs": []},
+        "constraints",
+    ),
+    Refused(
+        "Tülu 3 RLVR (IFEval)",
+        {
+            "messages": [{"role": "user", "content": "Write it."}],
+            "ground_truth": '{"func_name": "validate_lowercase", "N": null}',
+            "dataset": "ifeval",
+            "constraint_type": "All Lowercase",
+        },
+        "constraints",
+    ),
+    Refused(
+        "INTELLECT-2, SYNTHETIC-1 (code)",
+        {"task_id": "1", "prompt": "Add.", "verification_info": '{"test_cases": []}'},
+        "`ground_truth`",
+    ),
+    Refused(
+        "DS-1000",
+        {"prompt": "Problem:", "reference_code": "", "metadata": {}, "code_context": ""},
+        "--env harbor:FOLDER",
+    ),
+    Refused(
+        "BigCodeBench",
+        {"task_id": "1", "complete_prompt": "", "instruct_prompt": "Add.", "test": "class T: ..."},
+        "--env harbor:FOLDER",
+    ),
+    Refused(
+        "TruthfulQA (generation)",
+        {"question": "Why?", "best_answer": "So.", "correct_answers": ["So."]},
+        "`multiple_choice`",
+    ),
+    Refused(
+        "s1K",
+        {"solution": "8", "question": PROBLEM, "cot_type": "math", "thinking_trajectories": []},
+        "agentrl sft",
+    ),
+    Refused(
+        "APIGen-MT, OpenThoughts",
+        {"conversations": [], "tools": "[]", "system": ""},
+        "agentrl sft",
+    ),
+    Refused(
+        "SQuAD 2.0 (unanswerable)",
+        {"question": "Why?", "context": "So.", "answers": {"text": [], "answer_start": []}},
+        "leave the row out",
+    ),
+    Refused(
+        "HellaSwag, PIQA, MedMCQA (hidden answers)",
+        {"goal": "Why?", "sol1": "a", "sol2": "b", "label": -1},
+        "another split",
+    ),
+    Refused(
         "ToolACE",
         {
             "system": "You can call functions.",
@@ -631,6 +934,6 @@ REFUSED = (
     Refused(
         "MATH (a proof without \\boxed{})",
         {"problem": "Prove it.", "solution": "Clear.", "level": "Level 5", "type": "Algebra"},
-        "leave it out",
+        "leave the row out",
     ),
 )

@@ -15,6 +15,7 @@ import random
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ class Columns(NamedTuple):
 
 _GSM8K = re.compile(r"^####[ \t]*(\S[^\n]*?)[ \t]*\Z", re.MULTILINE)
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_COUNTED = re.compile(r"([+-]?[\d.,/:]+) \([^()\d]{2,}\)")
+_LETTERED = re.compile(r"(?:^|\s*,\s*)[A-Ea-e]\s*\)\s*")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp"})
 _TEXT_SUFFIXES = frozenset(
@@ -60,82 +63,91 @@ def gsm8k_reference(answer: object) -> str | None:
     return None if found is None else _without_thousands(found[1])
 
 
-def plain(row: Row, at: Columns, folder: Path | None) -> Row:
-    """Read a question whose reference is taken as it is."""
-    return {"query": _value(row, at.query)}
-
-
 def short(row: Row, at: Columns, folder: Path | None) -> Row:
-    """Read a reference (the first of several) and the other answers that count as right."""
+    """Read a reference (the first of several; yes or no) and the other answers that count as right."""
     own = _value(row, at.answer)
+    if isinstance(own, bool):
+        own = ["yes", "true"] if own else ["no", "false"]
     given = [*own] if isinstance(own, list) else [own]
     if at.listed:
         given += _list(_value(row, at.listed), at.listed)
     texts = [_text(one) for one in given if one not in (None, "")]
     if not texts:
-        raise BadEntry(f"no answer in `{at.listed or at.answer}`")
+        raise BadEntry(f"no answer in `{at.listed or at.answer}`: leave the row out")
     first, *others = dict.fromkeys(texts)
-    return {"query": _value(row, at.query), "answer": first, "aug_answers": others}
+    return {"query": _query(row, at), "answer": first, "aug_answers": others}
 
 
-def math(row: Row, at: Columns, folder: Path | None) -> Row:
-    """Read a mathematical problem; a worked solution gives its answer."""
-    reference = _text(_value(row, at.answer))
-    worked = gsm8k_reference(reference)
-    if worked is None and "\\boxed" in reference:
-        worked = find_answer(reference, BOXED)
-    answer = _without_thousands(reference) if worked is None else worked
-    return {"query": _value(row, at.query), "answer": answer}
+def math(row: Row, at: Columns, folder: Path | None, *, boxed: bool = False) -> Row:
+    """Read a mathematical problem; a worked solution gives its answer, and `9 (apples)` its number."""
+    given = _value(row, at.answer)
+    if given in (None, "", []):
+        raise BadEntry(f"no answer in `{at.answer}`: leave the row out")
+    reference = ", ".join(map(_text, given)) if isinstance(given, list) else _text(given)
+    worked = gsm8k_reference(reference) or find_answer(reference, BOXED)
+    if boxed and not worked:
+        raise BadEntry(f"no \\boxed{{}} in `{at.answer}` (proofs have none): leave the row out")
+    counted = _COUNTED.fullmatch(reference)
+    answer = worked or _without_thousands(counted[1] if counted else reference)
+    return {"query": _query(row, at), "answer": answer}
 
 
-def boxed(row: Row, at: Columns, folder: Path | None) -> Row:
-    r"""Read a mathematical problem whose reference is the last `\boxed{}` of a worked solution."""
-    found = find_answer(_value(row, at.answer), BOXED)
-    if not found:
-        raise BadEntry(
-            f"no \\boxed{{}} in `{at.answer}`, so the row has no reference (proofs have none): leave it out"
-        )
-    return {"query": _value(row, at.query), "answer": found}
-
-
-def choices(row: Row, at: Columns, folder: Path | None) -> Row:
-    """Read choices, a list or `{"text": [..], "label": [..]}`, and the index, label or text of the right one."""
-    given: Any = row[at.listed]
-    labels: Sequence[Any] = ()
-    if isinstance(given, dict):
-        given, labels = given.get("text"), given.get("label") or ()
-    texts = [_text(one) for one in _list(given, at.listed)]
-    if not 2 <= len(texts) <= len(_LETTERS):
-        raise BadEntry(f"{len(texts)} choices in `{at.listed}`; 2 to {len(_LETTERS)} are supported")
-    right = row[at.answer]
+def choices(row: Row, at: Columns, folder: Path | None, first: int | None = None) -> Row:
+    """Read choices, and the index, label, letter or text of the right one; `first` numbers them from there."""
+    texts, labels = _choices(row, at.listed)
+    right = _value(row, at.answer)
     name = right.strip() if isinstance(right, str) else None
-    if isinstance(right, int) and not isinstance(right, bool) and 0 <= right < len(texts):
-        return _chosen(_text(row[at.query]), texts, right)
-    for known in ([*map(str, labels)], [*_LETTERS[: len(texts)]], texts):
+    if first is not None and name and name.isdecimal():
+        right = int(name)
+    if isinstance(right, int) and not isinstance(right, bool) and right >= (first or 0):
+        position = right - (first or 0)
+        if position < len(texts):
+            return _chosen(row, at, texts, position)
+    letters = [*_LETTERS[: len(texts)]]
+    for known in (labels, letters, texts, [letter.lower() for letter in letters]):
         if name and name in known:
-            return _chosen(_text(row[at.query]), texts, known.index(name))
+            return _chosen(row, at, texts, known.index(name))
     raise BadEntry(
         f"`{at.answer}` is {right!r}, which is none of the choices (the answers of some test sets are "
         "hidden): use another split"
     )
 
 
-def incorrect_choices(row: Row, at: Columns, folder: Path | None) -> Row:
-    """Read right and wrong choices that are columns (GPQA), in an order drawn from the question.
+def drawn_choices(row: Row, at: Columns, folder: Path | None) -> Row:
+    """Read the right choice and wrong ones, or choices and a 1 for the right one, in an order drawn from the question.
 
     So it is the same at each reading, and the right choice is not always the first.
     """
-    question, names = _text(row[at.query]), [f"Incorrect Answer {n}" for n in (1, 2, 3)]
-    texts = [_text(row[at.answer]), *(_text(row[name]) for name in names if row.get(name))]
+    right, (texts, _) = _value(row, at.answer), _choices(row, at.listed)
+    first = texts.pop(right.index(1)) if isinstance(right, list) else _text(right)
+    texts = [first, *texts]
     order = list(range(len(texts)))
-    random.Random(question).shuffle(order)
-    return _chosen(question, [texts[position] for position in order], order.index(0))
+    random.Random(_query(row, at)).shuffle(order)
+    return _chosen(row, at, [texts[position] for position in order], order.index(0))
 
 
-def _chosen(question: str, texts: Sequence[str], right: int) -> Row:
+def _choices(row: Row, column: str) -> tuple[list[str], list[str]]:
+    """Return the texts of choices and their labels: of columns, a list, a text, or `{"text": [..], "label": [..]}`."""
+    columns = column.split(" & ")
+    given = _value(row, column) if len(columns) == 1 else [*filter(None, map(row.get, columns))]
+    labels: Sequence[Any] = ()
+    if isinstance(given, dict):
+        given, labels = given.get("text"), given.get("label") or ()
+    if isinstance(given, str) and _LETTERED.match(given):
+        texts = _LETTERED.split(given)[1:]
+    else:
+        texts = [_text(one) for one in _list(given, column)]
+    if not 2 <= len(texts) <= len(_LETTERS):
+        raise BadEntry(f"{len(texts)} choices in `{column}`; 2 to {len(_LETTERS)} are supported")
+    if all(map(_LETTERED.match, texts)):
+        texts = [_LETTERED.sub("", one, count=1) for one in texts]
+    return texts, [*map(str, labels)]
+
+
+def _chosen(row: Row, at: Columns, texts: Sequence[str], right: int) -> Row:
     """Return a question with lettered choices; the letter and the text of the right one are right."""
     lines = "\n".join(f"{letter}. {one}" for letter, one in zip(_LETTERS, texts, strict=False))
-    query = f"{question.strip()}\n\n{lines}\n\nAnswer with the letter of the right choice."
+    query = f"{_query(row, at)}\n\n{lines}\n\nAnswer with the letter of the right choice."
     return {"query": query, "answer": _LETTERS[right], "aug_answers": [texts[right]]}
 
 
@@ -164,19 +176,19 @@ def calls(row: Row, at: Columns, folder: Path | None) -> Row:
     return {"query": query, "answer": _list(row[at.answer], at.answer)}
 
 
-def browsecomp(row: Row, at: Columns, folder: Path | None) -> Row:
-    """Read question and reference of BrowseComp, which are encrypted with the row's `canary`."""
-    key = hashlib.sha256(_text(row["canary"]).encode()).digest()
-    texts = {}
-    for name, column in (("query", at.query), ("answer", at.answer)):
-        try:
-            hidden = base64.b64decode(_text(row[column]), validate=True)
-            texts[name] = bytes(
-                byte ^ key[place % len(key)] for place, byte in enumerate(hidden)
-            ).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            raise BadEntry(f"`{column}` cannot be decrypted with `canary`") from None
-    return texts
+def encrypted(row: Row, at: Columns, folder: Path | None) -> Row:
+    """Read question and reference that are encrypted with `canary`, or with its digest (BrowseComp)."""
+    canary = _text(row["canary"]).encode()
+    for key in (hashlib.sha256(canary).digest(), canary):
+        with suppress(binascii.Error, UnicodeDecodeError):
+            hidden = (base64.b64decode(_text(row[one]), validate=True) for one in at[:2])
+            query, answer = (
+                bytes(byte ^ key[at % len(key)] for at, byte in enumerate(text)).decode()
+                for text in hidden
+            )
+            if query.isprintable() or "\n" in query:
+                return {"query": query, "answer": answer.strip()}
+    raise BadEntry(f"`{at.query}` and `{at.answer}` cannot be decrypted with `canary`")
 
 
 def attached(row: Row, at: Columns, folder: Path | None) -> Row:
@@ -232,7 +244,7 @@ def human_eval(row: Row, at: Columns, folder: Path | None) -> Row:
 def unit_tests(row: Row, at: Columns, folder: Path | None) -> Row:
     """Return a task whose tests are JSON, with the question's starter code."""
     query = _with_starter(_text(row[at.query]), row) if at.query else None
-    return {"query": query, "answer": _pairs(_json(row[at.answer], at.answer))}
+    return {"query": query, "answer": _pairs(decoded(row[at.answer]))}
 
 
 def code_contests(row: Row, at: Columns, folder: Path | None) -> Row:
@@ -251,13 +263,11 @@ def live_code_bench(row: Row, at: Columns, folder: Path | None) -> Row:
     tests = _list(row["public_test_cases"], "public_test_cases")
     if row.get("private_test_cases"):
         tests += _private(_text(row["private_test_cases"]))
-    metadata = _json(row.get("metadata") or "{}", "metadata")
     pairs: dict[str, Any] = {
         "inputs": [test["input"] for test in tests],
         "outputs": [test["output"] for test in tests],
     }
-    if metadata.get("func_name"):
-        pairs["fn_name"] = metadata["func_name"]
+    pairs["fn_name"] = decoded(row.get("metadata")).get("func_name")
     query = _with_starter(_text(row[at.query]), row)
     return {"query": query, "answer": _pairs(pairs)}
 
@@ -265,16 +275,6 @@ def live_code_bench(row: Row, at: Columns, folder: Path | None) -> Row:
 def _with_starter(query: str, row: Row) -> str:
     starter = row.get("starter_code")
     return f"{query}\n\nBegin with this code:\n{starter}" if starter else query
-
-
-def _json(value: Any, column: str) -> dict[str, Any]:
-    try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise BadEntry(f"`{column}` holds no object with unit tests: leave the row out")
-    return found
 
 
 def _pairs(tests: Row) -> Row:
@@ -306,9 +306,25 @@ def _private(text: str) -> list[Any]:
         raise BadEntry(f"`private_test_cases` cannot be read: {error}") from None
 
 
+def _query(row: Row, at: Columns) -> str | None:
+    """Return the question, behind the passage that it is about; None if it stays where it is."""
+    found = [_value(row, column) for column in at.query.split(" & ") if column]
+    return "\n\n".join(_text(one) for one in found if one not in (None, "")) or None
+
+
+def decoded(value: Any) -> Mapping[str, Any]:
+    """Return the object that a value is, itself or as JSON; an empty one for other values."""
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    return value if isinstance(value, Mapping) else {}
+
+
 def _value(row: Row, column: str) -> Any:
-    name, _, key = column.partition(".")
-    return row[name].get(key) if key else row.get(name)
+    value: Any = row
+    for name in column.split("."):
+        value = decoded(value).get(name)
+    return value
 
 
 def _text(value: object) -> str:
@@ -320,7 +336,7 @@ def _text(value: object) -> str:
         or not isinstance(value, str | int | float)
         or not str(value).strip()
     ):
-        raise BadEntry(f"a reference answer must be text or a number, found {value!r}")
+        raise BadEntry(f"expected text or a number, found {value!r:.{_MAX_SHOWN}}")
     return str(value).strip()
 
 
