@@ -68,6 +68,10 @@ TOOL = {"name": "weather", "description": "Of a city", "parameters": {"city": {"
 CALL = {"name": "weather", "arguments": {"city": "Oslo"}}
 PARAGRAPHS = {"title": ["Lamps"], "sentences": [["A lamp glows."]]}
 WHERE = "Which city is the capital of France?"
+TURNS: dict[str, Any] = {
+    "0": {"from": "human", "value": PROBLEM},
+    "1": {"from": "assistant", "ground_truth": {"value": "8"}},
+}
 RIGHT_CALL = tag(json.dumps([CALL]))
 WRONG_CALL = tag('[{"name": "weather", "arguments": {}}]')
 
@@ -441,13 +445,7 @@ KNOWN = (
         is_multiple_answer=False,
     ),
     math("TheoremQA", Question=PROBLEM, Answer="8", Answer_type="integer", Picture=None),
-    math(
-        "Open-Reasoner-Zero",
-        **{
-            "0": {"from": "human", "value": PROBLEM},
-            "1": {"from": "assistant", "ground_truth": {"value": "8"}},
-        },
-    ),
+    math("Open-Reasoner-Zero", **TURNS),
     math(
         "INTELLECT-2, SYNTHETIC-1 (mathematics)",
         task_id="1",

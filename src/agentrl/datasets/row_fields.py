@@ -38,7 +38,7 @@ class Columns(NamedTuple):
 
 _GSM8K = re.compile(r"^####[ \t]*(\S[^\n]*?)[ \t]*\Z", re.MULTILINE)
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_COUNTED = re.compile(r"([+-]?[\d.,/:]+) \([^()\d]{2,}\)")
+_COUNTED = re.compile(r"\A([+-]?[\d.,/:]+) \([^()\d]{2,}\)\Z")
 _LETTERED = re.compile(r"(?:^|\s*,\s*)[A-Ea-e]\s*\)\s*")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".webp"})
@@ -87,8 +87,7 @@ def math(row: Row, at: Columns, folder: Path | None, *, boxed: bool = False) -> 
     worked = gsm8k_reference(reference) or find_answer(reference, BOXED)
     if boxed and not worked:
         raise BadEntry(f"no \\boxed{{}} in `{at.answer}` (proofs have none): leave the row out")
-    counted = _COUNTED.fullmatch(reference)
-    answer = worked or _without_thousands(counted[1] if counted else reference)
+    answer = worked or _without_thousands(_COUNTED.sub(r"\1", reference))
     return {"query": _query(row, at), "answer": answer}
 
 
@@ -103,8 +102,8 @@ def choices(row: Row, at: Columns, folder: Path | None, first: int | None = None
         position = right - (first or 0)
         if position < len(texts):
             return _chosen(row, at, texts, position)
-    letters = [*_LETTERS[: len(texts)]]
-    for known in (labels, letters, texts, [letter.lower() for letter in letters]):
+    letters = _LETTERS[: len(texts)]
+    for known in (labels, [*letters], texts, [*letters.lower()]):
         if name and name in known:
             return _chosen(row, at, texts, known.index(name))
     raise BadEntry(
@@ -119,8 +118,8 @@ def drawn_choices(row: Row, at: Columns, folder: Path | None) -> Row:
     So it is the same at each reading, and the right choice is not always the first.
     """
     right, (texts, _) = _value(row, at.answer), _choices(row, at.listed)
-    first = texts.pop(right.index(1)) if isinstance(right, list) else _text(right)
-    texts = [first, *texts]
+    is_marked = isinstance(right, list) and 1 in right
+    texts.insert(0, texts.pop(right.index(1)) if is_marked else _text(right))
     order = list(range(len(texts)))
     random.Random(_query(row, at)).shuffle(order)
     return _chosen(row, at, [texts[position] for position in order], order.index(0))
@@ -128,8 +127,10 @@ def drawn_choices(row: Row, at: Columns, folder: Path | None) -> Row:
 
 def _choices(row: Row, column: str) -> tuple[list[str], list[str]]:
     """Return the texts of choices and their labels: of columns, a list, a text, or `{"text": [..], "label": [..]}`."""
-    columns = column.split(" & ")
-    given = _value(row, column) if len(columns) == 1 else [*filter(None, map(row.get, columns))]
+    parts = [_value(row, one) for one in column.split(" & ")]
+    while len(parts) > 1 and parts[-1] in (None, ""):
+        parts.pop()
+    given: Any = parts if " & " in column else parts[0]
     labels: Sequence[Any] = ()
     if isinstance(given, dict):
         given, labels = given.get("text"), given.get("label") or ()
@@ -183,7 +184,7 @@ def encrypted(row: Row, at: Columns, folder: Path | None) -> Row:
         with suppress(binascii.Error, UnicodeDecodeError):
             hidden = (base64.b64decode(_text(row[one]), validate=True) for one in at[:2])
             query, answer = (
-                bytes(byte ^ key[at % len(key)] for at, byte in enumerate(text)).decode()
+                bytes(byte ^ key[place % len(key)] for place, byte in enumerate(text)).decode()
                 for text in hidden
             )
             if query.isprintable() or "\n" in query:
@@ -268,8 +269,7 @@ def live_code_bench(row: Row, at: Columns, folder: Path | None) -> Row:
         "outputs": [test["output"] for test in tests],
     }
     pairs["fn_name"] = decoded(row.get("metadata")).get("func_name")
-    query = _with_starter(_text(row[at.query]), row)
-    return {"query": query, "answer": _pairs(pairs)}
+    return {"query": _with_starter(_text(row[at.query]), row), "answer": _pairs(pairs)}
 
 
 def _with_starter(query: str, row: Row) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.sections import DataSection
-from agentrl.datasets.entries import BadEntry, folder_of
+from agentrl.datasets.entries import folder_of
 from agentrl.datasets.question_files import load_questions
 from agentrl.errors import DatasetError
 from agentrl.plugins.sft.demonstrations.demonstration import read_demonstrations
@@ -200,17 +200,17 @@ def test_only_the_hubs_own_layout_leads_to_blobs(snapshot: Path, tmp_path: Path)
     (snapshot / "deep.txt").symlink_to("../../blobs/deep/key.txt")
     names = ["key.txt", "chain.txt", "ref.txt", "deep.txt", "../../blobs/hash-q"]
     for name in names:
-        with pytest.raises(BadEntry, match="leads out of"):
+        with pytest.raises(DatasetError, match="leads out of"):
             open_row_file(snapshot, name)
     # A folder that only looks like one of the cache.
     repository.rename(tmp_path / "moved")
-    with pytest.raises(BadEntry, match="leads out of"):
+    with pytest.raises(DatasetError, match="leads out of"):
         open_row_file(tmp_path / "moved/snapshots/0123abc", "2023/q.txt")
     repository.mkdir()
     (repository / "blobs").symlink_to(tmp_path / "outside")
     snapshot.mkdir(parents=True)
     (snapshot / "q.txt").symlink_to("../../blobs/key.txt")
-    with pytest.raises(BadEntry, match="leads out of"):
+    with pytest.raises(DatasetError, match="leads out of"):
         open_row_file(snapshot, "q.txt")
 
 
@@ -220,7 +220,7 @@ def test_a_data_set_without_a_folder_names_no_files(data: Path) -> None:
     assert folder_of(data) == data
     assert folder_of(data / "q.txt") == data
     assert folder_of(Path("missing.jsonl")) == Path()
-    with pytest.raises(BadEntry, match="only the rows of a file or a folder name files"):
+    with pytest.raises(DatasetError, match="only the rows of a file or a folder name files"):
         open_row_file(None, "data/q.txt")
 
 
@@ -239,5 +239,5 @@ def test_a_link_that_is_put_in_place_meanwhile_is_not_followed(
 
     (data.parent / "outside/one.png").write_text(SECRET)
     monkeypatch.setattr(Path, "resolve", swapping)
-    with pytest.raises(BadEntry, match="Not a directory"):
+    with pytest.raises(DatasetError, match="Not a directory"):
         open_row_file(data, "images/one.png")
