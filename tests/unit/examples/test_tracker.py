@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MCPScorerFactory, "_scorers", dict(MCPScorerFactory._scorers))
-    load_scorer_module(TRACKER / "scorers.py")
+@pytest.fixture(scope="module", autouse=True)
+def scorers() -> Iterator[None]:
+    before = dict(MCPScorerFactory._scorers)
+    load_scorer_module(TRACKER / "scorers.py")  # registers at its first import only
+    yield
+    MCPScorerFactory._scorers.clear()
+    MCPScorerFactory._scorers.update(before)
 
 
 def rows_of(data: Path, *splits: str) -> list[Row]:
@@ -61,7 +64,14 @@ def digests(folder: Path) -> dict[str, str]:
 @asynccontextmanager
 async def tools_of(server: dict[str, Any], example: ServedQuestion) -> AsyncIterator[McpToolBox]:
     servers = load_mcp_servers({"tracker": server})
-    config = ToolsConfig(servers=servers, blocked_tools=("export",), example=example)
+    config = ToolsConfig(
+        servers=servers,
+        blocked_tools=("export",),
+        example=example,
+        connect_timeout_seconds=PATIENCE,  # 300 sessions begin at once
+        start_timeout_seconds=PATIENCE,
+        call_timeout_seconds=PATIENCE,
+    )
     async with connect_tools(config) as box:
         yield box
 
