@@ -27,6 +27,8 @@ class ModelFiles:
     """Placeholder of an image in the template's text, if the model's configuration names one."""
     image_processor: dict[str, Any]
     """Settings of the model's image processor; empty for models without."""
+    name: str
+    """Name of the directory."""
 
 
 def read_model_files(model_dir: str | Path, *, chat_template: str | None = None) -> ModelFiles:
@@ -56,6 +58,7 @@ def read_model_files(model_dir: str | Path, *, chat_template: str | None = None)
         stop_token_ids=stop_ids,
         image_token_id=image_placeholder(path),
         image_processor=image_processor(path),
+        name=path.name,
     )
 
 

@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.incremental import IncrementalRenderer, PromptIncrement
 from agentrl.renderers.model_files import ModelFiles, read_model_files
+from agentrl.renderers.own_call import own_format
 from agentrl.renderers.reply import MessageForm, Reply, Thinking, parse_reply, reply_grammar
 from agentrl.renderers.template_traits import (
     answered_call,
@@ -28,7 +29,7 @@ from agentrl.renderers.template_traits import (
     tools_as_shown,
 )
 from agentrl.renderers.tool_calls.call_format import with_tool_descriptions
-from agentrl.renderers.tool_calls.call_format_registry import AUTO, get_tool_call_format
+from agentrl.renderers.tool_calls.call_format_registry import AUTO, tool_call_formats
 from agentrl.renderers.turn_ends import turn_ends
 from agentrl.renderers.untrusted_text import EscapedConversation, Tools, UntrustedTextEncoder
 from agentrl.renderers.written_messages import MessageWriter, marked_texts, with_call_ids
@@ -62,11 +63,13 @@ class Renderer:
         )
         shown = tools_as_shown(self._template)
         added = files.tokenizer.get_added_tokens_decoder().values() if shown else ()
-        self._format = get_tool_call_format(
+        formats = tool_call_formats(
             tool_call_parser or AUTO,
             files.chat_template + shown,
             [token.content for token in added],
         )
+        self._format, self._unread_call = own_format(self._template, formats)
+        self._name = files.name
         self.traits = template_traits(self._template, self._format)
         """How the chat template handles tools, calls and thinking."""
         # The tokenizer does not decide: it may have the marks of related models that think.
@@ -165,6 +168,18 @@ class Renderer:
         return self._format.names[0] if self._format.names else "registered"
 
     @property
+    def calls_problem(self) -> str | None:
+        """Why the model's calls would be taken for answers, in one line; None if they are read."""
+        if not self._unread_call:
+            return None
+        names = ", ".join(format_.names[0] for format_ in tool_call_formats(AUTO))
+        return (
+            f"the chat template of {self._name} writes a call as {self._unread_call[:100]!r}, which "
+            f"--tool_call_parser {self.tool_call_format} does not read; name one that does ({names}), "
+            "or give another template with --chat_template FILE"
+        )
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids the tokenizer knows, added tokens included (a model may have more rows)."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
@@ -192,8 +207,10 @@ class Renderer:
         """Return whether images in messages of `role` (`user` or `tool`) reach the model."""
         return role in self._image_roles
 
-    def check_shows_results(self) -> None:
-        """Refuse tools for a model that would not see their results."""
+    def check_tools(self) -> None:
+        """Refuse tools for a model that would not see their results, or call them without effect."""
+        if self.calls_problem is not None:
+            raise ConfigError(self.calls_problem)
         if not self.traits.shows_results:
             raise ConfigError(
                 "the model's chat template does not render tool results (it rejects or omits "

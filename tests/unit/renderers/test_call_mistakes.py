@@ -173,6 +173,45 @@ ROWS: dict[str, list[tuple[str, str, list[Any]]]] = {
         ("kimi_k2", in_kimi("functions.write:0", "{]"), [error("invalid JSON", "write")]),
         ("harmony", in_harmony("to=functions.write", '{"path": "a'), [error("invalid", "write")]),
         ("harmony", "<|channel|>commentary to=functions.write", [error("expected <|me", "write")]),
+        ("olmo3", "<function_calls>write(path='a')", [error("the end of the message")]),
+        ("functionary", '<function=write>{"path": "a"}', [error("expected </function>", "write")]),
+        (
+            "seed_oss",
+            "<seed:tool_call><function=write></function>",
+            [error("expected a parameter or </function> and </seed:tool_call>", "write")],
+        ),
+        (
+            "function_gemma",
+            "<start_function_call>call:write{path:<escape>a",
+            [error("a text has no end", "write")],
+        ),
+        (
+            "hunyuan",
+            '<tool_calls><tool_call>function<tool_sep>write\n```json\n{"path": "a"}\n',
+            [error("expected ```", "write")],
+        ),
+        ("granite", f"<|tool_call|>[{W}", [error("invalid JSON")]),
+        ("granite", "<|tool_call|>f()", [error("expected a JSON object")]),
+        *(
+            (name, f"{open_}[{W}]", [error("the end of the message", "write")])
+            for name, open_ in {
+                "phi4_mini": "<|tool_call|>",
+                "jamba": "<tool_calls>",
+                "nemotron": "<TOOLCALL>",
+                "internlm2": "<|action_start|><|plugin|>",
+                "longcat": "<longcat_tool_call>",
+                "cohere": "<|START_ACTION|>",
+                "command_r": "Action: ```json\n",
+            }.items()
+        ),
+    ],
+    "without its tag": [
+        (
+            "qwen3_coder",
+            "<function=write>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>",
+            [error("expected <tool_call> in front of <function=write>", "write")],
+        ),
+        ("qwen3_coder", "The tag is <function=NAME>.", ANSWER),
     ],
     "no call between the marks": [
         ("qwen3_coder", in_hermes('{"name": "f"}'), [error("expected <function=NAME>")]),
@@ -190,7 +229,7 @@ ROWS: dict[str, list[tuple[str, str, list[Any]]]] = {
             "<|tool_call_start|>```python\n```<|tool_call_end|>",
             [error("expected NAME(")],
         ),
-        ("lfm2", "<|tool_call_start|>f()", [error("expected '['")]),
+        ("lfm2", "<|tool_call_start|>f()", [error("the end of the message")]),
         ("lfm2", "<|tool_call_start|>[]<|tool_call_end|>", [error("holds no call")]),
         ("gemma4", "<|tool_call>write{}<tool_call|>", [error("expected call:NAME{")]),
         ("minimax_m2", "<minimax:tool_call>f()", [error("expected an invoke tag")]),
@@ -445,7 +484,7 @@ ROWS: dict[str, list[tuple[str, str, list[Any]]]] = {
         (
             "lfm2",
             "<|tool_call_start|>[write(path='a')][look(where='b')]<|tool_call_end|>",
-            [error("expected '<|tool_call_end|>'")],
+            [error("expected <|tool_call_end|>", "write")],
         ),
         ("gemma4", in_gemma("f{}call:g{}"), [error("expected '<tool_call|>'", "f")]),
         ("hermes", in_hermes(W) + in_hermes(L), BOTH),

@@ -466,7 +466,9 @@ def test_the_example_of_a_format_is_a_call_in_it(format_: str) -> None:
 
 def test_formats_are_found_by_name() -> None:
     assert get_tool_call_format("qwen25") is get_tool_call_format("hermes")
-    with pytest.raises(ConfigError, match=r"'llama9'; did you mean 'llama3'\? \(known: auto, d"):
+    with pytest.raises(
+        ConfigError, match=r"'llama9'; did you mean 'llama3'\? \(known: apriel, auto"
+    ):
         get_tool_call_format("llama9")
     with pytest.raises(ConfigError, match="already registered"):
         register_tool_call_format("qwen", ToolCallFormat())
@@ -506,3 +508,29 @@ def test_what_goes_on_from_the_beginning_of_a_call_is_a_call(
     reply = parse_reply(format_.begin(tool) + rest, format_)
     (call,) = reply.tool_calls
     assert (call.name, call.arguments, call.format_error) == ("look", {"key": "é"}, None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"properties": {"a": {}}}, '{"a": 1}', {"a": 1}),
+        ({"items": {"type": "integer"}}, "[1, 2]", [1, 2]),
+        ({}, '{"a": 1}', {"a": 1}),
+        ({}, "[1]", [1]),
+        ({}, "1", "1"),
+        ({"type": "integer"}, "3.0", 3),
+        ({"type": "number"}, "3.0", 3.0),
+        ({"type": "string"}, "[1]", "[1]"),
+    ],
+)
+def test_a_value_has_the_type_that_its_schema_implies(
+    schema: dict[str, Any], text: str, value: object
+) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    call = (
+        f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    )
+    (read_call,) = parse_reply(call, get_tool_call_format("qwen3_coder"), tools=tools).tool_calls
+    assert read_call.arguments == {"a": value}
+    assert type(read_call.arguments["a"]) is type(value)

@@ -174,10 +174,8 @@ class InferenceTuning(ConfigSection):
     """Directories whose contents the embedded engine may load as new weights, in addition to the
     run's output directory and the model's own."""
     tool_call_parser: Annotated[str, PLAIN] = "auto"
-    """Format of the model's tool calls: auto (detected from the chat template), hermes, qwen,
-    qwen25, qwen3_coder, glm45, llama3, mistral, kimi_k2, pythonic, lfm2, gemma4, minimax_m2,
-    minicpm, deepseekv3, deepseekv31, deepseekv32, deepseekv4, harmony, gpt-oss, openai (see
-    docs/tools.md)."""
+    """Format of the model's tool calls: auto (the one that reads the chat template's own call), or
+    a name from docs/tools.md, as hermes, qwen3_coder or mistral."""
 
 
 class AlgorithmTuning(ConfigSection):

@@ -47,7 +47,7 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
         renderer.check_fits(num_rows)
     _check_context_length(config.inference.context_length, decoder)
     if config.tools.tool_server_command is not None:
-        renderer.check_shows_results()
+        renderer.check_tools()
     return renderer
 
 

@@ -9,9 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from agentrl.renderers.tool_calls.call_writers import CallWriter
+from agentrl.renderers.tool_calls.call_writers import CallToWrite, CallWriter
 from agentrl.schema import Message
 
 _MAX_DEPTH = 32
@@ -57,6 +58,10 @@ Scanner = Callable[[str, int, Tools], CallSection | None]
 that cannot be parsed carries `format_error`. It takes at most linear time, because models' texts
 can be repetitive, and samplers parse them.
 """
+
+
+BodyReader = Callable[[str, int, Tools], tuple[list[ParsedCall], int]]
+"""`(text, position, tools)`: the calls from a position on, and where they end."""
 
 
 class FormatError(Exception):
@@ -111,22 +116,28 @@ def block_end(text: str, inside: int, open_: str, close: str) -> int:
     return limit if end < 0 else end + len(close)
 
 
-def call_between(
-    text: str, start: int, open_: str, close: str, read: Callable[[int], tuple[ParsedCall, int]]
-) -> CallSection | None:
-    """Find the next section of one call between two marks.
+def scan_marked(open_: str, close: str, read: BodyReader) -> Scanner:
+    """Return the scanner of calls between two marks; without a second one, they end by themselves."""
 
-    `read` returns the call after the first mark, and where its section ends.
-    """
-    begin = text.find(open_, start)
-    if begin < 0:
-        return None
-    inside = begin + len(open_)
-    try:
-        call, end = read(inside)
-    except FormatError as error:
-        return CallSection(begin, [refused(error)], block_end(text, inside, open_, close))
-    return CallSection(begin, [call], end)
+    def scan(text: str, start: int, tools: Tools) -> CallSection | None:
+        begin = text.find(open_, start)
+        if begin < 0:
+            return None
+        inside = begin + len(open_)
+        try:
+            calls, position = read(text, inside, tools)
+            position = skip_space(text, position) if close else position
+            is_broken = any(call.format_error for call in calls)
+            if not is_broken and not text.startswith(close, position):
+                found = "more text" if position < len(text) else "the end of the message"
+                name = calls[0].name if len(calls) == 1 else ""
+                raise FormatError(f"expected {close} after the call, found {found}", name)
+        except FormatError as error:
+            calls, is_broken = [refused(error)], True
+        end = block_end(text, inside, open_, close or open_) if is_broken else position + len(close)
+        return CallSection(begin, calls, end)
+
+    return scan
 
 
 class CallReader:
@@ -272,6 +283,7 @@ def _unstorable(value: object, depth: int) -> str | None:
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_FIRST_ARGUMENT = re.compile(r'\s*\{"KEY|<\w+[= ][^>]*KEY|<arg_key>KEY|KEY')
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -350,11 +362,35 @@ def with_tool_descriptions(
     return [{"role": "system", "content": description}, *messages]
 
 
-def json_call(before: str, arguments: str) -> Callable[[str | None], str]:
-    """Return the start of calls that are objects with the name first."""
+def marked_format(
+    names: str, open_: str, close: str, read: BodyReader, write: CallWriter, **others: Any
+) -> ToolCallFormat:
+    """Return the format of calls between two marks, which scanner and writer of their body define.
 
-    def begin(tool: str | None) -> str:
-        rest = "" if tool is None else f' {json.dumps(tool, ensure_ascii=False)}, "{arguments}":'
-        return f'{before}{{"name":{rest}'
+    Args:
+        names: its names, divided by spaces.
+        open_: the mark in front of calls.
+        close: the mark behind them, `""` if they end by themselves.
+        read: reads what is between the marks.
+        write: writes all calls of a message, with the marks.
+        others: further fields, also in place of those that follow from the marks.
+    """
+    fields: dict[str, Any] = {
+        "scan": scan_marked(open_, close, read),
+        "control": (open_, *((close,) if close else ())),
+        "write": write,
+        "begin": partial(beginning, write),
+        "names": tuple(names.split()),
+        "example": write([CallToWrite("NAME", {"KEY": "VALUE"})]),
+        "giveaways": (open_,),
+    }
+    return ToolCallFormat(**(fields | others))
 
-    return begin
+
+def beginning(write: CallWriter, tool: str | None) -> str:
+    """Return the start of a call as it is written, up to its first argument or the tool's name."""
+    written = write([CallToWrite("NAME", {"KEY": ""})])
+    before, _, rest = written.partition("NAME")
+    if tool is None:
+        return before.rstrip('" ')
+    return before + tool + _FIRST_ARGUMENT.split(rest)[0]

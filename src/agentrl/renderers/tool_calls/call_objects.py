@@ -23,8 +23,8 @@ _ARGUMENT_KEYS = ("arguments", "parameters", "args", "params", "input")
 """Keys under which models write the arguments, in formats that ask for one of them."""
 _WRAPPER_KEYS = ("function", "content")
 """Keys under which models write the object with name and arguments."""
-_OTHER_KEYS = ("id", "type", "index")
-"""Keys of OpenAI's wire format that are no part of the call."""
+_OTHER_KEYS = ("id", "type", "index", "tool_call_id")
+"""Keys of OpenAI's and Cohere's wire formats that are no part of the call."""
 _TYPES = ("function", "function_call", "tool_call", "tool_use")
 """Types under which the wire formats of model providers send calls."""
 _SHOWN_KEYS = 5

@@ -42,6 +42,11 @@ def named_object(key: str, before: str = "", after: str = "") -> Callable[[CallT
     return write
 
 
+def object_list(name: str, key: str, calls: Sequence[CallToWrite]) -> str:
+    """Write `[{NAME: ..., KEY: {...}}]`."""
+    return as_json([{name: call.name, key: call.arguments} for call in calls])
+
+
 def mistral_calls(calls: Sequence[CallToWrite]) -> str:
     """Write `[TOOL_CALLS][{"name": ..., "arguments": ..., "id": ...}]`."""
     objects = [
@@ -70,13 +75,13 @@ def python_call(call: CallToWrite) -> str:
     return f"{call.name}({arguments})"
 
 
-def coder_call(call: CallToWrite) -> str:
+def coder_call(open_: str, close: str, call: CallToWrite) -> str:
     """Write Qwen3-Coder's tags."""
     parameters = "".join(
         f"<parameter={key}>\n{as_plain(value)}\n</parameter>\n"
         for key, value in call.arguments.items()
     )
-    return f"<tool_call>\n<function={call.name}>\n{parameters}</function>\n</tool_call>"
+    return f"{open_}\n<function={call.name}>\n{parameters}</function>\n{close}"
 
 
 def glm_call(call: CallToWrite) -> str:
@@ -88,9 +93,9 @@ def glm_call(call: CallToWrite) -> str:
     return f"<tool_call>{call.name}\n{arguments}</tool_call>"
 
 
-def gemma_call(call: CallToWrite) -> str:
-    """Write Gemma 4's notation."""
-    return f"<|tool_call>call:{call.name}{_as_gemma(call.arguments)}<tool_call|>"
+def gemma_call(open_: str, close: str, quote: str, call: CallToWrite) -> str:
+    """Write Gemma's notation."""
+    return f"{open_}call:{call.name}{_as_gemma(call.arguments, quote)}{close}"
 
 
 def invocation(prefix: str) -> Callable[[CallToWrite], str]:
@@ -131,14 +136,16 @@ def _as_python(value: object) -> str:
     return as_json(value) if isinstance(value, str) else repr(value)
 
 
-def _as_gemma(value: object) -> str:
+def _as_gemma(value: object, quote: str) -> str:
     if isinstance(value, Mapping):
-        items = (f"{_gemma_key(key)}:{_as_gemma(item)}" for key, item in value.items())
+        items = (
+            f"{_gemma_key(key, quote)}:{_as_gemma(item, quote)}" for key, item in value.items()
+        )
         return "{" + ",".join(items) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_as_gemma, value)) + "]"
-    return f'<|"|>{value}<|"|>' if isinstance(value, str) else as_json(value)
+        return "[" + ",".join(_as_gemma(item, quote) for item in value) + "]"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else as_json(value)
 
 
-def _gemma_key(key: str) -> str:
-    return key if _PLAIN_KEY.fullmatch(key) else f'<|"|>{key}<|"|>'
+def _gemma_key(key: str, quote: str) -> str:
+    return key if _PLAIN_KEY.fullmatch(key) else f"{quote}{key}{quote}"

@@ -1,4 +1,4 @@
-"""Gemma 4's calls: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
+"""Gemma 4's calls, `<|tool_call>call:NAME{key:value,...}<tool_call|>`, and FunctionGemma's.
 
 Strings are delimited by `<|"|>` marks, which are separate tokens, so nothing inside is escaped.
 """
@@ -9,19 +9,16 @@ from typing import Any
 
 from agentrl.renderers.tool_calls.call_format import (
     CallReader,
-    CallSection,
     FormatError,
     ParsedCall,
     ToolCallFormat,
     Tools,
-    call_between,
     checked,
+    marked_format,
     tool_name,
 )
 from agentrl.renderers.tool_calls.call_writers import gemma_call, one_by_one
 
-_OPEN, _CLOSE = "<|tool_call>", "<tool_call|>"
-_QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*+call:([^\s{<]++)\s*+(?=\{)")
 _KEY = re.compile(r"(?![\"'])[^\s:,{}\[\]<]++")
 _NUMBER = re.compile(r"-?\d{1,100}+(?:\.\d{1,100}+)?+(?:[eE][+-]?\d{1,4}+)?+(?![\w.])")
@@ -30,28 +27,30 @@ _WORD = re.compile(r"\w{1,8}+")
 _MAX_DEPTH = 40
 
 
-def scan_gemma(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find the next call."""
-    return call_between(text, start, _OPEN, _CLOSE, partial(_call, text, tools))
-
-
-def _call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
+def _read(
+    quote: str, close: str, text: str, position: int, tools: Tools
+) -> tuple[list[ParsedCall], int]:
     head = _HEAD.match(text, position)
     if head is None:
-        raise FormatError(f"expected call:NAME{{ after {_OPEN}")
+        raise FormatError("expected call:NAME{")
     name = tool_name(head[1], tools)
-    reader = _GemmaReader(text, head.end())
+    reader = _GemmaReader(text, head.end(), quote)
     try:
         call = checked(name, reader.mapping(0))
-        reader.expect(_CLOSE)
+        if not reader.is_next(close):
+            raise reader.expected(repr(close))
     except FormatError as error:
         error.name = error.name or name
         raise
-    return call, reader.position
+    return [call], reader.position
 
 
 class _GemmaReader(CallReader):
     """Reads values."""
+
+    def __init__(self, text: str, position: int, quote: str) -> None:
+        super().__init__(text, position)
+        self._quote = quote
 
     def mapping(self, depth: int) -> dict[str, Any]:
         self.expect("{")
@@ -68,7 +67,7 @@ class _GemmaReader(CallReader):
         return items
 
     def _key(self) -> str:
-        if self.is_next(_QUOTE):
+        if self.is_next(self._quote):
             return self._string()
         match = _KEY.match(self.text, self.position)
         if match is None:
@@ -79,7 +78,7 @@ class _GemmaReader(CallReader):
     def _value(self, depth: int) -> object:
         if depth > _MAX_DEPTH:
             raise FormatError("the arguments are nested too deeply")
-        if self.is_next(_QUOTE):
+        if self.is_next(self._quote):
             return self._string()
         if self.is_next("{"):
             return self.mapping(depth)
@@ -90,7 +89,7 @@ class _GemmaReader(CallReader):
             return float(number[0]) if set(".eE") & set(number[0]) else int(number[0])
         word = _WORD.match(self.text, self.position)
         if word is None or word[0] not in _WORDS:
-            raise self.expected(f"a value (text stands between {_QUOTE})")
+            raise self.expected(f"a value (text stands between {self._quote})")
         self.position = word.end()
         return _WORDS[word[0]]
 
@@ -105,21 +104,24 @@ class _GemmaReader(CallReader):
         return items
 
     def _string(self) -> str:
-        self.expect(_QUOTE)
-        end = self.text.find(_QUOTE, self.position)
+        self.expect(self._quote)
+        end = self.text.find(self._quote, self.position)
         if end < 0:
             raise FormatError("a text has no end")
         text = self.text[self.position : end]
-        self.position = end + len(_QUOTE)
+        self.position = end + len(self._quote)
         return text
 
 
-GEMMA4 = ToolCallFormat(
-    scan_gemma,
-    control=(_OPEN, _CLOSE, _QUOTE),
-    begin=lambda tool: _OPEN + "call:" + ("" if tool is None else f"{tool}{{"),
-    write=one_by_one(gemma_call, ""),
-    names=("gemma4",),
-    example=f"{_OPEN}call:NAME{{KEY:{_QUOTE}VALUE{_QUOTE}}}{_CLOSE}",
-    giveaways=(_OPEN,),
+def _format(names: str, open_: str, close: str, quote: str) -> ToolCallFormat:
+    return marked_format(
+        *(names, open_, close, partial(_read, quote, close)),
+        one_by_one(partial(gemma_call, open_, close, quote), ""),
+        control=(open_, close, quote),
+    )
+
+
+GEMMA4 = _format("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _format(
+    "function_gemma", "<start_function_call>", "<end_function_call>", "<escape>"
 )

@@ -9,10 +9,10 @@ from agentrl.renderers.tool_calls.call_format import (
     ParsedCall,
     ToolCallFormat,
     Tools,
-    call_between,
+    beginning,
     checked,
     decode_object,
-    json_call,
+    marked_format,
     nine_alphanumerics,
     refused,
     schemas_of,
@@ -40,22 +40,15 @@ _NAMED = re.compile(r"\s*+([\w./-]++)\s*+(?:\[CALL_ID\]\s*+(\w++)\s*+)?(\[ARGS\]
 _CODE_CLOSE = re.compile(rf"{_CODE_END}\s*+(?={_CLOSE})")
 
 
-def scan_hermes(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen 2.5 and 3).
+def _read_hermes(text: str, position: int, tools: Tools) -> tuple[list[ParsedCall], int]:
+    """Read `{"name": ..., "arguments": {...}}` (Hermes, Qwen 2.5 and 3).
 
     The end of a call is found by parsing its JSON, so a string argument may contain `</tool_call>`.
     Code may follow the JSON object inside `<code>` and becomes its argument `code`.
     """
-    return call_between(text, start, _OPEN, _CLOSE, partial(_hermes_call, text))
-
-
-def _hermes_call(text: str, position: int) -> tuple[ParsedCall, int]:
     value, end = decode_object(text, skip_space(text, position), _OPEN)
     call, end = _with_code(text, call_of(value), skip_space(text, end))
-    if not text.startswith(_CLOSE, end):
-        found = "more text" if end < len(text) else "the end of the message"
-        raise FormatError(f"expected {_CLOSE} after the JSON object, found {found}", call.name)
-    return call, end + len(_CLOSE)
+    return [call], end
 
 
 def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int]:
@@ -111,20 +104,24 @@ def _named_calls(text: str, position: int, tools: Tools) -> tuple[list[ParsedCal
     return calls, position
 
 
-HERMES = ToolCallFormat(
-    scan_hermes,
-    begin=json_call("<tool_call>\n", "arguments"),
-    write=one_by_one(named_object("arguments", "<tool_call>\n", "\n</tool_call>")),
-    names=("hermes", "qwen", "qwen25"),
-    example='<tool_call>\n{"name": "NAME", "arguments": {"KEY": "VALUE"}}\n</tool_call>',
-    giveaways=(_OPEN,),
+def read_list(text: str, position: int, tools: Tools) -> tuple[list[ParsedCall], int]:
+    """Read objects or arrays of calls: the body of many families' marks."""
+    section = read_objects(text, position, position, "")
+    return section.calls, section.end
+
+
+_WRITE_LLAMA3 = one_by_one(named_object("parameters"), "; ")
+HERMES = marked_format(
+    *("hermes qwen qwen25", _OPEN, _CLOSE, _read_hermes),
+    one_by_one(named_object("arguments", "<tool_call>\n", "\n</tool_call>")),
+    control=(),
 )
 LLAMA3 = ToolCallFormat(
     scan_llama3,
     scan_bare_objects,
     control=(_PYTHON_TAG,),
-    begin=json_call("", "parameters"),
-    write=one_by_one(named_object("parameters"), "; "),
+    begin=partial(beginning, _WRITE_LLAMA3),
+    write=_WRITE_LLAMA3,
     names=("llama3",),
     example='{"name": "NAME", "parameters": {"KEY": "VALUE"}}',
     giveaways=(_PYTHON_TAG, '"parameters": dictionary'),

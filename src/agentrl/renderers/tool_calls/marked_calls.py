@@ -10,10 +10,13 @@ from agentrl.renderers.tool_calls.call_format import (
     ParsedCall,
     ToolCallFormat,
     Tools,
-    call_between,
+    block_end,
     checked,
     decode_object,
+    marked_format,
     refused,
+    scan_marked,
+    schemas_of,
     skip_space,
     tool_name,
 )
@@ -29,15 +32,6 @@ from agentrl.renderers.tool_calls.typed_values import ArgumentTags, Parameters
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
-_FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
-_CODER_ARGUMENTS = ArgumentTags(
-    re.compile(r"<parameter=([^<>\n]*+)>\n?"),
-    "</parameter>",
-    # A value may contain any of these tags, but is unlikely to contain two in the order that ends
-    # it.
-    re.compile(r"\n?</parameter>\s*+(?=<parameter=|</function>\s*+</tool_call>)"),
-    re.compile(r"<parameter=[^<>\n]*+>\n|<function=[^<>\n]*+>\s*+<parameter="),
-)
 
 _GLM_NAME = re.compile(r"\s*([^\s<][^\n<]*)")
 _GLM_ARGUMENTS = ArgumentTags(
@@ -54,50 +48,63 @@ _KIMI_HEAD = re.compile(
     rf"\s*+((?:functions\.)?([^\s:<]++)(?::\d++)?)\s*+{re.escape(_KIMI_ARGUMENTS)}\s*+"
 )
 
-_DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
-_DEEPSEEK_SECTION_END = "<｜tool▁calls▁end｜>"  # noqa: RUF001
-_DEEPSEEK_CALL, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
-_DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
-_DEEPSEEK_HEAD = re.compile(rf"([^<\n]{{1,256}}){re.escape(_DEEPSEEK_SEPARATOR)}")
 _KIMI_TOKENS = (_KIMI_SECTION, _KIMI_SECTION_END, _KIMI_CALL, _KIMI_END, _KIMI_ARGUMENTS)
-_DEEPSEEK_TOKENS = (
-    *(_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END),
-    *(_DEEPSEEK_CALL, _DEEPSEEK_END, _DEEPSEEK_SEPARATOR),
-)
+_NAMED = re.compile(r"\s*+([^<>\n]++)>\s*+(?=\{)")
 _FENCED = re.compile(r"\s*+([^\n`{<]++)\n\s*+```(?:json)?\s*+(?=\{)")
 
 
-def scan_qwen3_coder(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find `<tool_call><function=f><parameter=p>value</parameter></function></tool_call>`.
+def _coder_format(names: str, open_: str, close: str, control: tuple[str, ...]) -> ToolCallFormat:
+    """Return the format `<tool_call><function=f><parameter=p>value</parameter></function></tool_call>`.
 
     Values are plain text; the tool's schema determines their types.
     """
-    read = partial(_xml_call, text, tools)
-    return call_between(text, start, _OPEN, _CLOSE, read)
+    end = rf"</function>\s*+{close}"
+    # A value may contain any of these tags, but is unlikely to contain two in the order that ends it.
+    tags = ArgumentTags(
+        re.compile(r"<parameter=([^<>\n]*+)>\n?"),
+        "</parameter>",
+        re.compile(rf"\n?</parameter>\s*+(?=<parameter=|{end})"),
+        re.compile(r"<parameter=[^<>\n]*+>\n|<function=[^<>\n]*+>\s*+<parameter="),
+    )
+    call_end = re.compile(rf"\s*+{end}")
+    start_of_call = re.compile(rf"{open_}|<function=([^<>\n]*+)>")
+
+    def read(text: str, position: int, tools: Tools) -> tuple[list[ParsedCall], int]:
+        function = _FUNCTION.match(text, position)
+        if function is None:
+            raise FormatError(f"expected <function=NAME> after {open_}")
+        name = tool_name(function[1], tools)
+        arguments, position = Parameters(name, tools).read(text, function.end(), tags, {})
+        if call_end.match(text, position) is None:
+            raise FormatError(f"expected a parameter or </function> and {close}", name)
+        return [checked(name, arguments)], position + len("</function>")
+
+    inside = scan_marked(open_, close, read)
+
+    def scan(text: str, start: int, tools: Tools) -> CallSection | None:
+        known = schemas_of(tools)
+        for found in start_of_call.finditer(text, start):
+            if found[0] == open_:
+                return inside(text, found.start(), tools)
+            if found[1].strip() in known:
+                error = FormatError(f"expected {open_} in front of {found[0]}", found[1].strip())
+                after = block_end(text, found.end(), open_, close)
+                return CallSection(found.start(), [refused(error)], after)
+        return None
+
+    return marked_format(
+        *(names, open_, close, read, one_by_one(partial(coder_call, open_, close))),
+        scan=scan,
+        control=control,
+        giveaways=control[:1] or ("<function=",),
+    )
 
 
-def _xml_call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
-    function = _FUNCTION.match(text, position)
-    if function is None:
-        raise FormatError(f"expected <function=NAME> after {_OPEN}")
-    name = tool_name(function[1], tools)
-    arguments, position = Parameters(name, tools).read(text, function.end(), _CODER_ARGUMENTS, {})
-    end = _FUNCTION_END.match(text, position)
-    if end is None:
-        raise FormatError(f"expected a parameter or </function> and {_CLOSE}", name)
-    return checked(name, arguments), end.end()
-
-
-def scan_glm(text: str, start: int, tools: Tools) -> CallSection | None:
-    r"""Find `<tool_call>f\n<arg_key>p</arg_key>\n<arg_value>value</arg_value></tool_call>`.
+def _read_glm(text: str, position: int, tools: Tools) -> tuple[list[ParsedCall], int]:
+    r"""Read `f\n<arg_key>p</arg_key>\n<arg_value>value</arg_value>`.
 
     Values are plain text; the tool's schema determines their types.
     """
-    read = partial(_glm_call, text, tools)
-    return call_between(text, start, _OPEN, _CLOSE, read)
-
-
-def _glm_call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
     head = _GLM_NAME.match(text, position)
     if head is None:
         raise FormatError(f"expected the tool's name after {_OPEN}")
@@ -105,7 +112,7 @@ def _glm_call(text: str, tools: Tools, position: int) -> tuple[ParsedCall, int]:
     arguments, position = Parameters(name, tools).read(text, head.end(), _GLM_ARGUMENTS, {})
     if not text.startswith(_CLOSE, position):
         raise FormatError(f"expected <arg_key> or {_CLOSE}", name)
-    return checked(name, arguments), position + len(_CLOSE)
+    return [checked(name, arguments)], position
 
 
 def scan_kimi_k2(text: str, start: int, tools: Tools) -> CallSection | None:
@@ -126,28 +133,44 @@ def _kimi_call(tools: Tools, text: str, position: int) -> tuple[ParsedCall, int]
         raise FormatError(str(error), name) from None
 
 
-def scan_deepseek(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find DeepSeek's calls: V3 and R1 fence the arguments, V3.1 does not."""
-    section = (_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END)
-    return _scan_calls(text, start, section, _DEEPSEEK_CALL, partial(_deepseek_call, tools))
+def _fenced_format(
+    names: str, section: tuple[str, str], call: tuple[str, str], separator: str, giveaway: str
+) -> ToolCallFormat:
+    """Return DeepSeek's format: V3 and R1 fence the arguments, V3.1 does not."""
+    head = re.compile(rf"([^<\n]{{1,256}}){re.escape(separator)}")
 
+    def read(tools: Tools, text: str, position: int) -> tuple[ParsedCall, int]:
+        found = head.match(text, position)
+        if found is None:
+            raise FormatError(f"expected NAME{separator}")
+        name, position = found[1].strip(), found.end()
+        fence = _FENCED.match(text, position) if name == "function" else None
+        name = tool_name(name if fence is None else fence[1], tools)
+        try:
+            if fence is None:
+                arguments, end = decode_object(text, skip_space(text, position), separator)
+            else:
+                arguments, end = decode_object(text, fence.end(), "the fence")
+                end = _skip_close(text, end, "```")
+            return checked(name, arguments), _skip_close(text, end, call[1])
+        except FormatError as error:
+            raise FormatError(str(error), name) from None
 
-def _deepseek_call(tools: Tools, text: str, position: int) -> tuple[ParsedCall, int]:
-    head = _DEEPSEEK_HEAD.match(text, position)
-    if head is None:
-        raise FormatError(f"expected NAME{_DEEPSEEK_SEPARATOR}")
-    name, position = head[1].strip(), head.end()
-    fence = _FENCED.match(text, position) if name == "function" else None
-    name = tool_name(name if fence is None else fence[1], tools)
-    try:
-        if fence is None:
-            arguments, end = decode_object(text, skip_space(text, position), _DEEPSEEK_SEPARATOR)
-        else:
-            arguments, end = decode_object(text, fence.end(), "the fence")
-            end = _skip_close(text, end, "```")
-        return checked(name, arguments), _skip_close(text, end, _DEEPSEEK_END)
-    except FormatError as error:
-        raise FormatError(str(error), name) from None
+    def scan(text: str, start: int, tools: Tools) -> CallSection | None:
+        return _scan_calls(text, start, section, call[0], partial(read, tools))
+
+    def written(one: CallToWrite) -> str:
+        return f"{call[0]}{one.name}{separator}{as_json(one.arguments)}{call[1]}"
+
+    write = between(section[0], one_by_one(written, ""), section[1])
+    return ToolCallFormat(
+        scan,
+        control=(*section, *call, separator),
+        write=write,
+        names=tuple(names.split()),
+        example=write([CallToWrite("NAME", {"KEY": "VALUE"})]),
+        giveaways=(giveaway,),
+    )
 
 
 def _skip_close(text: str, position: int, close: str) -> int:
@@ -199,11 +222,6 @@ def _write_kimi_k2(calls: Sequence[CallToWrite]) -> str:
     return _KIMI_SECTION + "".join(written) + _KIMI_SECTION_END
 
 
-def _write_deepseek(call: CallToWrite) -> str:
-    arguments = as_json(call.arguments)
-    return f"{_DEEPSEEK_CALL}{call.name}{_DEEPSEEK_SEPARATOR}{arguments}{_DEEPSEEK_END}"
-
-
 @cache
 def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     # One search for all marks: a separate search would run to the end of the text for a missing
@@ -211,21 +229,27 @@ def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, marks)))
 
 
-QWEN3_CODER = ToolCallFormat(
-    scan_qwen3_coder,
-    begin=lambda tool: "<tool_call>\n<function=" + ("" if tool is None else f"{tool}>\n"),
-    write=one_by_one(coder_call),
-    names=("qwen3_coder",),
-    example="<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
-    giveaways=("<function=",),
+def _read_named(text: str, position: int, tools: Tools) -> tuple[list[ParsedCall], int]:
+    head = _NAMED.match(text, position)
+    if head is None:
+        raise FormatError("expected NAME>{")
+    name = tool_name(head[1], tools)
+    arguments, end = decode_object(text, head.end(), "the tool's name")
+    return [checked(name, arguments)], end
+
+
+FUNCTIONARY = marked_format(
+    *("functionary", "<function=", "</function>", _read_named),
+    one_by_one(lambda call: f"<function={call.name}>{as_json(call.arguments)}</function>"),
+    control=(),
+    giveaways=(),
 )
-GLM = ToolCallFormat(
-    scan_glm,
+_SEED_OPEN, _SEED_CLOSE = "<seed:tool_call>", "</seed:tool_call>"
+QWEN3_CODER = _coder_format("qwen3_coder", _OPEN, _CLOSE, ())
+SEED_OSS = _coder_format("seed_oss", _SEED_OPEN, _SEED_CLOSE, (_SEED_OPEN, _SEED_CLOSE))
+GLM = marked_format(
+    *("glm45", _OPEN, _CLOSE, _read_glm, one_by_one(glm_call)),
     control=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    begin=lambda tool: "<tool_call>" + ("" if tool is None else f"{tool}\n"),
-    write=one_by_one(glm_call),
-    names=("glm45",),
-    example="<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
     giveaways=("<arg_key>",),
 )
 KIMI_K2 = ToolCallFormat(
@@ -239,12 +263,14 @@ KIMI_K2 = ToolCallFormat(
     f"{_KIMI_END}{_KIMI_SECTION_END}",
     giveaways=(_KIMI_SECTION,),
 )
-DEEPSEEK = ToolCallFormat(
-    scan_deepseek,
-    control=_DEEPSEEK_TOKENS,
-    write=between(_DEEPSEEK_SECTION, one_by_one(_write_deepseek, ""), _DEEPSEEK_SECTION_END),
-    names=("deepseekv3", "deepseekv31"),
-    example=f'{_DEEPSEEK_SECTION}{_DEEPSEEK_CALL}NAME{_DEEPSEEK_SEPARATOR}{{"KEY": "VALUE"}}'
-    f"{_DEEPSEEK_END}{_DEEPSEEK_SECTION_END}",
-    giveaways=(_DEEPSEEK_SECTION,),
+DEEPSEEK = _fenced_format(
+    "deepseekv3 deepseekv31",
+    ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),  # noqa: RUF001
+    ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),  # noqa: RUF001
+    "<｜tool▁sep｜>",  # noqa: RUF001
+    giveaway="<｜tool▁calls▁begin｜>",  # noqa: RUF001
+)
+HUNYUAN = _fenced_format(
+    *("hunyuan", ("<tool_calls>", "</tool_calls>"), ("<tool_call>", "</tool_call>"), "<tool_sep>"),
+    giveaway="<tool_sep>",
 )

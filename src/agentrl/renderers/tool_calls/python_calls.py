@@ -17,9 +17,9 @@ from agentrl.renderers.tool_calls.call_format import (
     ParsedCall,
     ToolCallFormat,
     Tools,
-    block_end,
     checked,
     decode_json,
+    marked_format,
     refused,
     skip_space,
 )
@@ -78,43 +78,21 @@ def _list_section(text: str, begin: int, position: int) -> CallSection:
     return CallSection(begin, calls, end)
 
 
-def scan_minicpm(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find calls, one per line, in a fence between `<|tool_call_start|>` and `<|tool_call_end|>`."""
-    begin = text.find(_BEGIN, start)
-    if begin < 0:
-        return None
-    inside = begin + len(_BEGIN)
-    try:
-        fence = _FENCE.match(text, inside)
-        reader = _Reader(text, fence.end() if fence else inside)
-        calls = list(reader.calls("```" if fence else _END, dividers=",;"))
-        if not calls:
-            raise FormatError(f"expected NAME(ARGUMENT=VALUE, ...) after {_BEGIN}")
-        if fence:
-            reader.expect("```")
-        reader.expect(_END)
-    except FormatError as error:
-        return CallSection(begin, [refused(error)], _end_of_mark(text, inside, _END))
-    return CallSection(begin, calls, reader.position)
-
-
-def scan_lfm2(text: str, start: int, tools: Tools) -> CallSection | None:
-    """Find `<|tool_call_start|>[f(a=1), g(b="x")]<|tool_call_end|>` (LFM2); JSON objects too."""
-    begin = text.find(_BEGIN, start)
-    if begin < 0:
-        return None
-    inside = begin + len(_BEGIN)
-    reader = _Reader(text, inside)
-    try:
-        if _OBJECT_LIST.match(text, inside):
-            value, reader.position = decode_json(text, skip_space(text, inside))
-            calls = calls_of(value)
-        else:
-            calls = reader.call_list()
-        reader.expect(_END)
-    except FormatError as error:
-        return CallSection(begin, [refused(error)], block_end(text, inside, _BEGIN, _END))
-    return CallSection(begin, calls, reader.position)
+def _read_python(text: str, position: int, tools: Tools) -> tuple[list[ParsedCall], int]:
+    """Read `f(a=1)` one after another, in a list or in a fence; a list of JSON objects too."""
+    if _OBJECT_LIST.match(text, position):
+        value, end = decode_json(text, skip_space(text, position))
+        return calls_of(value), end
+    fence = _FENCE.match(text, position)
+    reader = _Reader(text, fence.end() if fence else position)
+    if reader.is_next("["):
+        return reader.call_list(), reader.position
+    calls = list(reader.calls("```" if fence else "<", dividers=",;"))
+    if not calls:
+        raise FormatError("expected NAME(ARGUMENT=VALUE, ...)")
+    if fence:
+        reader.expect("```")
+    return calls, reader.position
 
 
 def _end_of_mark(text: str, start: int, mark: str) -> int:
@@ -266,20 +244,16 @@ PYTHONIC = ToolCallFormat(
     example='[NAME(KEY="VALUE")]',
     giveaways=(_PYTHON_START, "[func_name1("),
 )
-LFM2 = ToolCallFormat(
-    scan_lfm2,
-    control=(_BEGIN, _END),
-    begin=lambda tool: f"{_BEGIN}[" + ("" if tool is None else f"{tool}("),
-    write=between(f"{_BEGIN}[", one_by_one(python_call, ", "), f"]{_END}"),
-    names=("lfm2",),
-    example=f'{_BEGIN}[NAME(KEY="VALUE")]{_END}',
+LFM2 = marked_format(
+    *("lfm2", _BEGIN, _END, _read_python),
+    between(f"{_BEGIN}[", one_by_one(python_call, ", "), f"]{_END}"),
     giveaways=(f"{_BEGIN}[",),
 )
-MINICPM = ToolCallFormat(
-    scan_minicpm,
-    control=(_BEGIN, _END),
-    write=between(f"{_BEGIN}\n```python\n", one_by_one(python_call), f"\n```\n{_END}"),
-    names=("minicpm",),
-    giveaways=(_BEGIN,),
-    example=f'{_BEGIN}\n```python\nNAME(KEY="VALUE")\n```\n{_END}',
+MINICPM = marked_format(
+    *("minicpm", _BEGIN, _END, _read_python),
+    between(f"{_BEGIN}\n```python\n", one_by_one(python_call), f"\n```\n{_END}"),
+)
+OLMO3 = marked_format(
+    *("olmo3", "<function_calls>", "</function_calls>", _read_python),
+    between("<function_calls>", one_by_one(python_call), "</function_calls>"),
 )

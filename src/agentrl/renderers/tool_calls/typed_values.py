@@ -68,6 +68,10 @@ class Parameters:
             position = skip_space(text, end.end())
         return arguments, position
 
+    def allows_null(self, key: str) -> bool:
+        """Return whether null is a value of a parameter."""
+        return "null" in self._kinds(_properties(self._schema).get(key), _MAX_REFERENCES)
+
     def _key(self, written: str) -> str:
         key = written.strip()
         if not is_name(key) and key not in _properties(self._schema):
@@ -96,9 +100,13 @@ class Parameters:
                 raise FormatError(f"parameter {key!r} is not one JSON value", self._name)
             return value
         kinds = self._kinds(_properties(self._schema).get(key), _MAX_REFERENCES)
-        if not kinds or kinds == {"string"}:
+        if kinds == {"string"}:
             return raw
         value = _as_json(raw.strip())
+        if not kinds:
+            return value if isinstance(value, dict | list) else raw
+        if isinstance(value, float) and "number" not in kinds and value.is_integer():
+            value = int(value)
         if _is_of_kind(value, kinds):
             return value
         if "string" in kinds:
@@ -121,7 +129,10 @@ class Parameters:
         if parts:
             return set().union(*(self._kinds(part, depth - 1) for part in parts))
         values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-        return {_KIND_NAMES[json.dumps(value)[0]] for value in values} if values else set()
+        if values:
+            return {_KIND_NAMES[json.dumps(value)[0]] for value in values}
+        implied = {"properties": "object", "items": "array"}
+        return {kind for key, kind in implied.items() if isinstance(schema.get(key), Mapping)}
 
     def _resolve(self, reference: object) -> object:
         """Return the part of the schema that a JSON pointer like `#/$defs/Color` refers to."""

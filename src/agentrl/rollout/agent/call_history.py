@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.errors import RenderError
 from agentrl.inference.dialects.continuation import (
     ContinuationIndex,
     ConversationKey,
@@ -78,6 +79,8 @@ class CallHistory:
 
     def plan(self, messages: Sequence[Message], tools: Tools) -> Plan:
         """Return the prompt for a conversation."""
+        if tools and self._renderer.calls_problem is not None:
+            raise RenderError(self._renderer.calls_problem)
         scope = tools_meaning(tools)
         conversation = conversation_key(messages, scope=scope)
         for length, calls in self._by_conversation.matches(conversation):

@@ -152,7 +152,7 @@ def check_tools(
     """Check that the model's prompts can hold its tools and their results."""
     if not specs:
         return
-    renderer.check_shows_results()
+    renderer.check_tools()
     if not renderer.traits.shows_tools:
         log.warning(
             "the model's chat template does not render tools; describing them in the system prompt"
