@@ -125,11 +125,12 @@ class PolicyModel(nn.Module):
         )
 
     @torch.no_grad()
-    def likeliest_token(self, row: PackedRow) -> int:
-        """Return the likeliest token at the first target of a row, with the whole model here."""
+    def likeliest_tokens(self, row: PackedRow) -> list[int]:
+        """Return the likeliest token at each target of one turn, with the whole model here."""
         with unrounded(self.model.dtype):
             hidden_ND = self._hidden_states(row, self.split.share(row), None, None)
-        return int(_logits(self.model, hidden_ND[row.sources[:1].tolist()])[0].argmax())
+        logits_TV = _logits(self.model, hidden_ND[np.sort(row.sources).tolist()])
+        return [int(token) for token in logits_TV.argmax(-1)]
 
     def _own_targets(
         self, hidden_ND: torch.Tensor, row: PackedRow, chunk_size: int, with_entropy: bool

@@ -261,9 +261,9 @@ class WorkerGroup:
         """Return the mean negative logprob of all target tokens."""
         return await self._on_all_ranks(Learner.evaluate, shares)
 
-    async def likeliest_token(self, shares: Shares) -> int:
-        """Return the likeliest token at the first target; needs a single rank."""
-        return await self._on_all_ranks(Learner.likeliest_token, shares)
+    async def likeliest_tokens(self, shares: Shares) -> list[int]:
+        """Return the likeliest token at each target of one turn; needs a single rank."""
+        return await self._on_all_ranks(Learner.likeliest_tokens, shares)
 
     async def export(self, path: Path) -> None:
         """Write the weights as a Hugging Face directory."""

@@ -15,10 +15,22 @@ _MAX_ALIASES = 3
 
 def first_question_lines(config: RootConfig, path: Path | None) -> list[str]:
     """Return the block: question, reference, scorer, and where the answer is looked for."""
-    if path is None:
-        return []
+    return [] if path is None else _lines(path, _first(config, path), config)
+
+
+def first_instruction(config: RootConfig) -> str:
+    """Return what a run adds to its first question, or ""."""
+    path = config.data.train_file
+    if path is None or config.agents.has_agent:
+        return ""
+    question, setting = _first(config, path), config.rollout.answer_instruction
+    told = (question.query, question.system_prompt)
+    return added_instruction(setting, question.answer_schema, *told)
+
+
+def _first(config: RootConfig, path: Path) -> Question:
     where, entry = next(read_entries(path))
-    return _lines(path, question_of(entry, config.data, where, folder_of(path)), config)
+    return question_of(entry, config.data, where, folder_of(path))
 
 
 def _lines(path: Path, question: Question, config: RootConfig) -> list[str]:

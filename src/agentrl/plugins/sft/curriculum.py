@@ -58,6 +58,8 @@ def file_examples(
     """
     examples = []
     for demonstration in read_demonstrations(path):
+        if any(message.get("tool_calls") for message in demonstration.messages):
+            renderer.check_tools()
         try:
             turns = demonstration_turns(
                 demonstration,
@@ -165,17 +167,20 @@ class Curriculum:
         return order
 
 
-def next_token_example(example: Example, reply: Sequence[int]) -> Example:
-    """Return an example whose target is the token after the first prompt and a started reply."""
-    turn = example.turns[0]
+def continued_example(example: Example, reply: Sequence[int], guess: Sequence[int]) -> Example:
+    """Return an example whose targets are the tokens after the first prompt and a started reply.
+
+    That is one for each token of a guess at how the reply continues, and one behind them.
+    """
+    turn, num_targets = example.turns[0], len(guess) + 1
     prompt = turn.full_ids[: turn.num_prompt_tokens]
-    full_ids = np.concatenate([prompt, np.asarray([*reply, 0])]).astype(np.int32)
+    full_ids = np.concatenate([prompt, np.asarray([*reply, *guess, 0])]).astype(np.int32)
     asked = replace(
         turn,
         full_ids=full_ids,
-        num_prompt_tokens=len(full_ids) - 1,
-        behavior_logprobs=turn.behavior_logprobs[:1],
-        versions=turn.versions[:1],
+        num_prompt_tokens=len(full_ids) - num_targets,
+        behavior_logprobs=np.resize(turn.behavior_logprobs, num_targets),
+        versions=np.resize(turn.versions, num_targets),
         routed_experts=None,
     )
     return Example(example.id, (asked,))

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from operator import and_, eq
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +29,8 @@ from agentrl.models.vision.image_reader import ImageReader
 from agentrl.plugins.sft.curriculum import (
     Curriculum,
     Example,
+    continued_example,
     file_examples,
-    next_token_example,
     record_examples,
     sft_batch,
 )
@@ -59,8 +61,10 @@ _BATCH_SIZE, _NUM_EPOCHS = 8, 3
 """As in Hugging Face's Trainer."""
 _LEARNING_RATE, _ADAPTER_LEARNING_RATE = 2e-5, 2e-4
 """As in TRL; an adapter needs about ten times the rate of the full weights."""
-_ANSWER_TOKENS = 48
-"""Maximum length of the answer that is shown; each of its tokens takes a forward pass."""
+_ANSWER_TOKENS, _ANSWER_PASSES = 48, 8
+"""Maximum length of the answer that is shown, and of the forward passes for it. A pass gives the tokens in
+which the model follows the conversation, and the next one.
+"""
 
 
 @dataclass(frozen=True)
@@ -284,19 +288,26 @@ class _SftLoop:
         if self._group.num_ranks > 1:
             return
         example = (self._held_out or self._examples)[0]
+        turn = example.turns[0]
+        given = turn.full_ids[turn.num_prompt_tokens :][:_ANSWER_TOKENS].tolist()
+        logger.info("asking the model for its answer to %s", example.id)
         reply: list[int] = []
         stops = frozenset(self._renderer.stop_token_ids)
-        while len(reply) < _ANSWER_TOKENS and stops.isdisjoint(reply):
-            asked = next_token_example(example, reply)
+        for _ in range(_ANSWER_PASSES):
+            guess = given[len(reply) : -1]
+            asked = continued_example(example, reply, guess)
             batch = sft_batch([asked], token_budget=self._trainer.max_tokens, num_ranks=1)
-            reply.append(await self._group.likeliest_token(batch.micro_batches))
-        turn = example.turns[0]
+            likeliest = await self._group.likeliest_tokens(batch.micro_batches)
+            num_right = sum(accumulate(map(eq, likeliest, guess), and_))
+            reply += likeliest[: num_right + 1]
+            if len(reply) >= _ANSWER_TOKENS or not stops.isdisjoint(reply):
+                break
         logger.info(
             "after step %d, %s: the model answers %r, the conversation has %r",
             self._history.last_step,
             example.id,
             self._renderer.decode(reply),
-            self._renderer.decode(turn.full_ids[turn.num_prompt_tokens :][:_ANSWER_TOKENS]),
+            self._renderer.decode(given),
         )
 
     async def _save(self) -> None:

@@ -18,6 +18,7 @@ from agentrl.config.loading import load_config, read_yaml, secret_environment
 from agentrl.config.sections import RootConfig
 from agentrl.config.validation.checks import check_fine_tuning
 from agentrl.errors import AgentRLError, ConfigError, DatasetError
+from agentrl.launcher.checks.first_question import first_instruction
 from agentrl.launcher.cluster.child_commands import RANK_VARIABLES, trainer_command
 from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.launcher.cluster.recovery import last_error
@@ -81,6 +82,13 @@ async def _tuned(
             stop_seconds=_STOP_SECONDS,
         )
         say(console, f"warm start: fine-tuning with {path}; the log is {child.log_path}")
+        instruction, source = first_instruction(config), tuning.data.train_file
+        if instruction and source is not None and not _asks(source, instruction):
+            say(
+                console,
+                f"warm start: {source} asks without the sentence that the run adds to its questions "
+                f"({instruction!r}); add it there, or give --answer_instruction none",
+            )
         status = await _run(console, child)
         if status == INTERRUPTED:
             return None
@@ -99,6 +107,12 @@ async def _tuned(
             "data": config.data.model_copy(update={"warm_start": None}),
         }
     )
+
+
+def _asks(source: Path, instruction: str) -> bool:
+    """Return whether the first conversation of a file holds an instruction."""
+    shown = next(iter(read_demonstrations(source))).messages
+    return any(instruction.strip() in str(message.get("content")) for message in shown)
 
 
 def _flags(config: RootConfig, path: Path) -> dict[str, str]:

@@ -217,10 +217,10 @@ class Learner:
         total, count = self._ranks.sum([total, num_targets])
         return total / max(count, 1.0)
 
-    def likeliest_token(self, micro_batches: Sequence[MicroBatch]) -> int:
-        """Return the likeliest token at the first target, if this is the only rank."""
+    def likeliest_tokens(self, micro_batches: Sequence[MicroBatch]) -> list[int]:
+        """Return the likeliest token at each target of one turn, if this is the only rank."""
         with self._precision.autocast(self._ranks):
-            return self._policy.likeliest_token(micro_batches[0].row)
+            return self._policy.likeliest_tokens(micro_batches[0].row)
 
     def check_merge(
         self, merged: Sequence[MicroBatch], separate: Sequence[MicroBatch]

@@ -6,6 +6,7 @@ where the template removes thinking from the history.
 """
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,26 @@ from agentrl.datasets.question import image_address
 from agentrl.errors import DatasetError, RenderError
 from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.renderer import Renderer
+from agentrl.renderers.template_traits import REASONING_KEYS
+from agentrl.renderers.tool_calls.typed_values import Parameters
 from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
 from agentrl.schema.image import image_part
 
+logger = logging.getLogger(__name__)
 _FUNCTION = "demonstrations"
 """Name of the function in a user's Python file that yields conversations."""
+_KEYS = {
+    *("role", "content", "name", "tool_calls", "tool_call_id", "weight", "refusal"),
+    *REASONING_KEYS,
+}
+"""Keys of messages that have a meaning."""
+_NOT_LEARNED = ("loss", "train")
+"""Keys under which other trainers' files say that a message is not learned."""
+_SPEAKERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "tool", "function_response"), "tool"),
+}
 UNKNOWN_LOGPROB = float("nan")
 """Behavior logprob of tokens that no model sampled."""
 
@@ -42,12 +58,21 @@ class Demonstration:
 
 def read_demonstrations(path: Path) -> Iterator[Demonstration]:
     """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`."""
-    folder = folder_of(path)
+    folder, unknown = folder_of(path), set[str]()
+    is_table = not {".py", ".json", ".jsonl"} & {*path.suffixes}
     for where, entry in _made_entries(path) if path.suffix == ".py" else read_entries(path):
         try:
-            yield _demonstration(entry, where, folder)
+            demonstration = _demonstration(entry, where, folder, is_table=is_table)
         except BadEntry as problem:
             raise DatasetError(f"{path}: {where}: {problem}") from None
+        unknown.update(*demonstration.messages)
+        yield demonstration
+    if unknown := unknown - _KEYS:
+        logger.warning(
+            "%s: messages have the keys %s, which only the model's chat template might read",
+            path,
+            ", ".join(sorted(unknown)),
+        )
 
 
 def demonstration_turns(
@@ -173,13 +198,19 @@ def _first_refusal(
     return RenderError(f"messages[0]: {error}")
 
 
-def _demonstration(entry: Any, where: str, folder: Path | None) -> Demonstration:
+def _demonstration(entry: Any, where: str, folder: Path | None, *, is_table: bool) -> Demonstration:
     if isinstance(entry, BadEntry):
         raise entry
     given = _parsed(entry, "messages") if isinstance(entry, dict) else None
+    if given is None and isinstance(entry, dict):
+        given = _from_share_gpt(entry)
     if not isinstance(given, list):
         raise BadEntry('expected an object with a list "messages"')
-    messages = [_with_files(_without_nulls(message), folder) for message in given]
+    tools = _tools(_parsed(entry, "tools"))
+    messages = [
+        _weighted(_with_files(_without_nulls(message, tools if is_table else None), folder))
+        for message in given
+    ]
     for message in messages:
         if not isinstance(message.get("role"), str):
             raise BadEntry('a message must be an object with a "role"')
@@ -192,15 +223,75 @@ def _demonstration(entry: Any, where: str, folder: Path | None) -> Demonstration
     return Demonstration(
         id=str(entry.get("id") or where.replace(" ", "")),
         messages=tuple(messages),
-        tools=_tools(_parsed(entry, "tools")),
+        tools=tools,
         source=where,
     )
 
 
-def _without_nulls(message: Any) -> Message:
-    """Return a message without the null fields that table formats add to every row."""
+def _from_share_gpt(entry: dict[str, Any]) -> list[Message] | None:
+    """Return the messages of a row in ShareGPT's form, if it is one."""
+    given = _parsed(entry, "conversations")
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        return None
+    system = [{"from": "system", "value": entry["system"]}] if entry.get("system") else []
+    messages: list[Message] = []
+    for one in [*system, *given]:
+        speaker, text = str(one.get("from")), one.get("value")
+        message: Message = {"role": _SPEAKERS.get(speaker, speaker), "content": text}
+        if speaker == "function_call":
+            calls = _parsed(one, "value")
+            message |= {"content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
+        messages.append(message)
+    return messages
+
+
+def _weighted(message: Message) -> Message:
+    """Return a message that says by its weight alone whether it is learned."""
+    flags = {key: message[key] for key in _NOT_LEARNED if key in message}
+    if any(value not in (0, 1) for value in flags.values()):
+        raise BadEntry(f"{_NOT_LEARNED} of a message must be true or false, not {flags}")
+    rest = {key: value for key, value in message.items() if key not in flags}
+    return rest if all(flags.values()) else {**rest, "weight": 0}
+
+
+def _without_nulls(message: Any, tools: tuple[dict[str, Any], ...] | None) -> Message:
+    """Return a message without the null fields that table formats add to every row.
+
+    Of a table, whose tools are given, this includes arguments that do not admit null.
+    """
     fields = message if isinstance(message, dict) else {}
-    return {key: value for key, value in fields.items() if value is not None or key == "content"}
+    kept = {key: value for key, value in fields.items() if value is not None or key == "content"}
+    if tools is not None and isinstance(kept.get("tool_calls"), list):
+        kept["tool_calls"] = [_call_without_nulls(call, tools) for call in kept["tool_calls"]]
+    return kept
+
+
+def _call_without_nulls(call: Any, tools: tuple[dict[str, Any], ...]) -> Any:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    given = function.get("arguments") if isinstance(function, dict) else None
+    if function is None or not isinstance(given, dict):
+        return call
+    parameters = Parameters(str(function.get("name")), tools)
+    kept = {
+        key: _pruned(value)
+        for key, value in given.items()
+        if value is not None or parameters.allows_null(key)
+    }
+    function = {**function, "arguments": kept}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _pruned(value: Any) -> Any:
+    """Return a value of a table without the null fields of its objects."""
+    if isinstance(value, list):
+        return [_pruned(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _pruned(item)
+        for key, item in value.items()
+        if item is not None or key in ("default", "const")
+    }
 
 
 def _with_files(message: Message, folder: Path | None) -> Message:
@@ -235,7 +326,7 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...]:
         return ()
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
         raise BadEntry('"tools" must be a list of schemas in OpenAI format')
-    return tuple(given)
+    return tuple(_pruned(tool) for tool in given)
 
 
 def _without_weight(message: Message) -> Message:

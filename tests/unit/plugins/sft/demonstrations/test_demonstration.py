@@ -300,3 +300,75 @@ def test_random_demonstrations_go_there_and_back_or_are_refused_by_name(name: st
     assert set(counts.refused) <= MAY_REFUSE.get(name, set())
     # Gemma 3 refuses results of tools, which most demonstrations have.
     assert counts.there_and_back >= (3 if name == "gemma3" else 4)
+
+
+def _schema(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def _calling(name: str, arguments: Any) -> list[Message]:
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+
+
+def test_nulls_that_only_a_table_brought_are_not_learned(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    either = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    mail = _schema("mail", to={"type": "string"}, copy=either)
+    rows = [
+        {
+            "messages": _calling("weather", {"city": "Oslo"}),
+            "tools": [_schema("weather", city={"type": "string", "default": "Rome"})],
+        },
+        {"messages": _calling("mail", {"to": "Ada", "copy": None}), "tools": [mail]},
+    ]
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    weather, post = read_demonstrations(path)
+    (call,) = weather.messages[1]["tool_calls"]
+    assert call["function"]["arguments"] == {"city": "Oslo"}
+    assert weather.tools[0]["function"]["parameters"]["properties"].keys() == {"city"}
+    (call,) = post.messages[1]["tool_calls"]
+    assert call["function"]["arguments"] == {"to": "Ada", "copy": None}
+    # In a file of JSON, somebody wrote the null.
+    written = tmp_path / "rows.jsonl"
+    written.write_text(json.dumps({"messages": _calling("mail", {"to": None}), "tools": [mail]}))
+    (call,) = next(read_demonstrations(written)).messages[1]["tool_calls"]
+    assert call["function"]["arguments"] == {"to": None}
+
+
+def test_other_trainers_files_say_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    flagged = [
+        {"role": "user", "content": "a", "loss": True, "mood": "fine"},
+        {"role": "assistant", "content": "b", "loss": False},
+        {"role": "assistant", "content": "c", "train": False},
+        {"role": "assistant", "content": "d", "train": True},
+    ]
+    share_gpt = {
+        "system": "be kind",
+        "conversations": [
+            {"from": "human", "value": "a"},
+            {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
+            {"from": "observation", "value": "2"},
+            {"from": "gpt", "value": "b"},
+        ],
+    }
+    path.write_text("\n".join(map(json.dumps, ({"messages": flagged}, share_gpt))))
+    first, second = read_demonstrations(path)
+    assert [message.get("weight") for message in first.messages] == [None, 0, 0, None]
+    assert not {"loss", "train"} & set().union(*first.messages)
+    assert "messages have the keys mood, which only the model's chat template" in caplog.text
+    assert [message["role"] for message in second.messages] == [
+        *("system", "user", "assistant", "tool", "assistant")
+    ]
+    assert second.messages[2]["tool_calls"] == [{"name": "f", "arguments": {"a": 1}}]
+    path.write_text(json.dumps({"messages": [{**flagged[3], "loss": "no"}]}))
+    with pytest.raises(DatasetError, match="must be true or false"):
+        next(read_demonstrations(path))
