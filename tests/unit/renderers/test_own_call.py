@@ -12,6 +12,7 @@ from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.own_call import own_format
 from agentrl.renderers.tool_calls.call_format_registry import tool_call_formats
 from agentrl.rollout.agent.call_history import CallHistory
+from agentrl.schema import Message
 
 _TEMPLATE = """{%- if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}
 {%- for message in messages %}
@@ -212,13 +213,42 @@ def test_no_released_template_is_taken_for_another_in_silence() -> None:
     assert unread <= {"muse_glimmer"}
 
 
+@pytest.mark.parametrize(
+    "family",
+    [name for name, (form, format_) in FORMS.items() if format_ and form[:2] not in ("", "{#")],
+)
+def test_a_fine_tuning_learns_the_templates_own_call(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = _TEMPLATE.replace("CALLS", FORMS[family][0])
+    monkeypatch.setitem(FAMILIES, "own", _family(template))
+    renderer = Renderer.load(write_family(tmp_path, "own"))
+    question: Message = {"role": "user", "content": "x"}
+    function = {"name": "f", "arguments": {"a": "b", "c": {"d": [1, True]}}}
+    reply = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    asked, learned = renderer.with_call_ids([question, reply])
+    properties = {"a": {"type": "string"}, "c": {"type": "object"}}
+    parameters = {"type": "object", "properties": properties}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    text = renderer.decode(renderer.reply_ids([asked], learned, tools))
+    if family == "Hunyuan with text arguments":
+        assert '<tool_call>f<tool_sep>{"a": "b"' in text  # the template refuses objects
+        return
+    shown = ChatTemplate(template, {})
+    prompt = shown.render([asked], tools, add_generation_prompt=True)
+    assert prompt + text == shown.render([asked, learned], tools, add_generation_prompt=False)
+
+
+def _family(template: str) -> Family:
+    special = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+    return Family(template, special, (), None, "<|end|>", nfc=False, call="")
+
+
 def test_tools_are_refused_for_a_model_whose_calls_no_format_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = _TEMPLATE.replace("CALLS", FORMS["ReAct"][0])
-    special = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
-    family = Family(source, special, (), None, "<|end|>", nfc=False, call="")
-    monkeypatch.setitem(FAMILIES, "react", family)
+    monkeypatch.setitem(FAMILIES, "react", _family(source))
     renderer = Renderer.load(write_family(tmp_path / "model-x", "react"))
     told = r"of model-x writes a call as 'Action: look_up.* hermes does not read; .*granite"
     with pytest.raises(ConfigError, match=told):
