@@ -133,7 +133,7 @@ def scan_marked(open_: str, close: str, read: BodyReader) -> Scanner:
                 name = calls[0].name if len(calls) == 1 else ""
                 raise FormatError(f"expected {close} after the call, found {found}", name)
         except FormatError as error:
-            calls, is_broken = [refused(error)], True
+            calls, position, is_broken = [refused(error)], inside, True
         end = block_end(text, inside, open_, close or open_) if is_broken else position + len(close)
         return CallSection(begin, calls, end)
 
