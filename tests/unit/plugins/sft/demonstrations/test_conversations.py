@@ -9,11 +9,9 @@ import pytest
 from support.stored import TOOLS, fill, make_task
 
 from agentrl.errors import ConfigError
-from agentrl.plugins.sft.demonstrations.conversations import (
-    conversations_of,
-    export_chat,
-)
+from agentrl.plugins.sft.demonstrations.conversations import export_chat
 from agentrl.plugins.sft.demonstrations.demonstration import read_demonstrations
+from agentrl.renderers.stored_conversations import conversations_of
 from agentrl.schema import (
     DispatchedSamplingTask,
     Run,
