@@ -131,7 +131,6 @@ async def _evaluate(
             evaluate(
                 store,
                 tasks,
-                step=0,
                 version=0,
                 reuse=False,
                 timeout_seconds=config.trainer.eval_timeout_seconds,
