@@ -18,7 +18,7 @@ MAX_FACTS = 256
 """Facts of the world that one verdict may ask for."""
 
 
-class World(Protocol):
+class RolloutWorld(Protocol):
     """The tools of a rollout, before they are closed."""
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -80,7 +80,7 @@ class Rollout:
     _folder: Path | None = field(default=None, repr=False)
     _num_used: int = field(default=0, repr=False)
     _request: dict[str, Any] | None = field(default=None, repr=False)
-    world: World | None = field(default=None, repr=False)
+    world: RolloutWorld | None = field(default=None, repr=False)
     """The rollout's tools, in the process that has them."""
 
     def to_json(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.errors import ScorerDefect, ScoringError
 from agentrl.rewards.registered_scoring import rollout_of
-from agentrl.rewards.rollout_view import Rollout, World
+from agentrl.rewards.rollout_view import Rollout, RolloutWorld
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.runtime.retries import retried
 from agentrl.schema import MCPTask, Score, ToolResult
@@ -65,7 +65,10 @@ async def judged_in_world(
 
 
 async def score_rollout(
-    sampler: AsyncSampler[MCPTask], result: RolloutResult, reason: str, world: World | None = None
+    sampler: AsyncSampler[MCPTask],
+    result: RolloutResult,
+    reason: str,
+    world: RolloutWorld | None = None,
 ) -> Score:
     """Score a rollout with its task's scorer.
 

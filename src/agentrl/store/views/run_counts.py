@@ -76,7 +76,7 @@ async def _size(collection: AsyncCollection[Document]) -> int:
 
     What the server keeps of a large collection's size misses the last minute's writes after a crash.
     """
-    counted = await collection.count_documents({}, limit=COUNTED)
+    counted = await collection.count_documents({}, limit=COUNTED, hint="_id_")
     return counted if counted < COUNTED else await collection.estimated_document_count()
 
 

@@ -76,7 +76,7 @@ def test_a_step_may_be_cut_into_smaller_batches(tmp_path: Path) -> None:
         ({"trl": {"use_vllm": True}}, r"trl\.use_vllm: the run's inference servers generate"),
         ({"trl": {"hub_token": "x"}}, r"trl\.hub_token would be stored in a file; set HF_TOKEN"),
         ({"trl": {"per_device_train_batch_size": 5}}, "must divide the 12 rollouts of a step"),
-        ({"temperature": 0}, "temperature: 0 makes all rollouts of a question identical"),
+        ({"temperature": 0}, "temperature 0: all rollouts of a question would be identical"),
         (
             {"agent_sampling": "agent"},
             "agent_sampling: TRL supports one temperature for all tokens",
