@@ -15,7 +15,7 @@ from agentrl.tools import load_mcp_servers
 
 def test_every_block_of_the_page_runs_as_printed(tmp_path: Path) -> None:
     num_blocks, commands = write_blocks("tools.md", tmp_path)
-    assert num_blocks == 7
+    assert num_blocks == 8
     servers = load_mcp_servers(tmp_path / "servers.json")
     assert {name: server.transport for name, server in servers.items()} == {
         "web": "http",
