@@ -1,8 +1,10 @@
 """How prefixes are shared: token trees for families that are proven exact on them, where trees pay."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PretrainedConfig
@@ -10,10 +12,12 @@ from transformers import PretrainedConfig
 from agentrl.data import StepBatch
 from agentrl.data.rows import Merge
 from agentrl.distributed import MeshShape
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.models.families import TREE_FAMILIES
 from agentrl.models.load import read_config
+from agentrl.trainer.learner.merge_check import MergeCheck
 from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.metrics.reporting import write_merge_report
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +36,26 @@ def built_step(build: Callable[..., StepBatch], merge: Literal["auto"] | Merge) 
     batch = build(merge="tree")
     saved = batch.stats.tokens_flat - batch.stats.tokens_packed
     return batch if saved >= _MIN_SAVED * len(batch.turn_ids) else build(merge="packed")
+
+
+def merge_error(check: MergeCheck, step: int, output_path: Path) -> float | None:
+    """Return the relative error of a step's merged gradient against that of separate turns.
+
+    Returns:
+        The error; None if neither loss is finite, in which case the step will be skipped.
+
+    Raises:
+        TrainingError: merging changes the gradient; a report is written.
+    """
+    if not (math.isfinite(check.loss_merged) or math.isfinite(check.loss_separate)):
+        return None
+    if not check.is_equal:
+        path = write_merge_report(output_path, step, check)
+        raise TrainingError(
+            f"step {step}: the gradient of merged turns differs from that of separate turns by "
+            f"{check.relative_error:.3g} (tolerance {check.tolerance:g}); see {path}"
+        )
+    return check.relative_error
 
 
 def with_exact_merge(settings: LearnerSettings, shape: MeshShape) -> LearnerSettings:

@@ -3,8 +3,12 @@
 As a program, it reads flags and exits with the first mistake, so that the launcher needs no torch.
 """
 
+import inspect
 import platform
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,6 +108,19 @@ def problem_of_functions(config: RootConfig, ranks: Ranks) -> str | None:
                 "of rank 0; copy the file to all machines"
             )
     return of_main
+
+
+def reference_of(loss: str | Callable[..., Any]) -> str:
+    """Return the name of a loss, by which every rank and `agentrl replay` find it."""
+    if isinstance(loss, str):
+        return loss
+    path, name = inspect.getsourcefile(loss), loss.__qualname__
+    if path is None or not name.isidentifier() or not Path(path).is_file():
+        raise ConfigError(
+            f"forward_backward: the loss {loss.__name__} is not defined at the top of a file, from which the "
+            "other ranks and `agentrl replay` could import it; define it with def in a .py file"
+        )
+    return f"{path}:{name}"
 
 
 if __name__ == "__main__":

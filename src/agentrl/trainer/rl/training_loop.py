@@ -10,9 +10,7 @@ the last checkpoint; records reserved after it become ready again.
 """
 
 import asyncio
-import inspect
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,11 +32,11 @@ from agentrl.schema import Record
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.after_step import call_after_step
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks
+from agentrl.trainer.learner.function_trial import reference_of
 from agentrl.trainer.learner.learner import StepOutcome
-from agentrl.trainer.merging import built_step, with_exact_merge
+from agentrl.trainer.merging import built_step, merge_error, with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, check_last_steps
-from agentrl.trainer.metrics.reporting import write_merge_report
 from agentrl.trainer.rl.evaluations import Evaluations, ask
 from agentrl.trainer.rl.run_start import (
     OpenedRun,
@@ -320,22 +318,9 @@ class TrainingRun:
         )
 
     async def _checked_merge(self, groups: StepGroups, batch: StepBatch) -> float | None:
-        """Return the relative error of the merged gradient against that of separate turns.
-
-        Returns:
-            The error; None if neither loss is finite, in which case the step will be skipped.
-        """
         separate = await asyncio.to_thread(self._build_batch, groups, "none")
         check = await self._group.check_merge(batch.micro_batches, separate.micro_batches)
-        if not (math.isfinite(check.loss_merged) or math.isfinite(check.loss_separate)):
-            return None
-        if not check.is_equal:
-            path = write_merge_report(self.output_path, groups.step, check)
-            raise TrainingError(
-                f"step {groups.step}: the gradient of merged turns differs from that of separate "
-                f"turns by {check.relative_error:.3g} (tolerance {check.tolerance:g}); see {path}"
-            )
-        return check.relative_error
+        return merge_error(check, groups.step, self.output_path)
 
     @property
     def is_commit_due(self) -> bool:
@@ -507,16 +492,3 @@ class TrainingRun:
     async def _admit(self) -> None:
         await self._reader.read_control()
         await self._reader.admit(self._history.groups_consumed, self.step + 1)
-
-
-def reference_of(loss: str | Callable[..., Any]) -> str:
-    """Return the name of a loss, by which every rank and `agentrl replay` find it."""
-    if isinstance(loss, str):
-        return loss
-    path, name = inspect.getsourcefile(loss), loss.__qualname__
-    if path is None or not name.isidentifier() or not Path(path).is_file():
-        raise ConfigError(
-            f"forward_backward: the loss {loss.__name__} is not defined at the top of a file, from which the "
-            "other ranks and `agentrl replay` could import it; define it with def in a .py file"
-        )
-    return f"{path}:{name}"
