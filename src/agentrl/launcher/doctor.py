@@ -35,7 +35,7 @@ from agentrl.launcher.checks.extras import (
 from agentrl.launcher.checks.server_checks import check_servers
 from agentrl.launcher.start import CheckedStart, findings
 from agentrl.plugin_registry import broken_plugins, installed_plugins
-from agentrl.rollout.worker.resources import tools_of
+from agentrl.rollout.worker.resources import tools_to_start
 from agentrl.runtime.gpus import machine_gpus
 from agentrl.runtime.ports import is_taken
 from agentrl.runtime.printable import counted
@@ -241,9 +241,7 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
     if command is not None:
         yield Diagnosis("note", "tools", "--tool_server_command starts with the run")
     try:
-        # The stored configuration of a run contains the address of its former server.
-        section = config.tools.model_copy(update={"tool_server_url": None})
-        tools = tools_of(config.model_copy(update={"tools": section}))
+        tools = tools_to_start(config)
     except AgentRLError as error:
         yield Diagnosis("FAIL", "tools", str(error))
         return

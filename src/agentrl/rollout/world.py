@@ -70,16 +70,9 @@ async def score_rollout(
     reason: str,
     world: RolloutWorld | None = None,
 ) -> Score:
-    """Score a rollout with its task's scorer.
+    """Score a rollout with its task's scorer, perhaps in a process that only scores it.
 
-    Args:
-        sampler: of the rollout, perhaps in a process that only scores it.
-        result: how the rollout ended.
-        reason: why there is no answer, if there is none.
-        world: its tools, as long as they are open.
-
-    Raises:
-        ScoringError: the scorer could not decide.
+    `reason` says why there is no answer; `world` has the tools, as long as they are open.
     """
     context, task = sampler.context, sampler.task
     rollout: Rollout | None = None

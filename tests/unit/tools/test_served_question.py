@@ -121,7 +121,7 @@ async def test_each_rollout_works_on_its_own_copy_of_its_questions_fixture(
     assert (data / "first" / "inner" / "notes.txt").read_text() == "of the first"
 
 
-@pytest.mark.parametrize("name", ["../key", "/etc/hostname", "link", "folder", "absent"])
+@pytest.mark.parametrize("name", ["../key", "..", "/etc/hostname", "link", "folder", "absent"])
 async def test_a_fixture_leaves_the_folder_of_the_questions_in_no_way(
     server: dict[str, Any], config_for: ConfigFor, tmp_path: Path, name: str
 ) -> None:

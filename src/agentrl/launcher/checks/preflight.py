@@ -38,7 +38,12 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.evaluated_route import open_evaluated_route
 from agentrl.rollout.worker.branching import check_tools_can_branch
-from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_of
+from agentrl.rollout.worker.resources import (
+    check_tools,
+    served_context_length,
+    tools_of,
+    tools_to_start,
+)
 from agentrl.runtime.disk_space import full_disk
 from agentrl.runtime.http.http_clients import check_proxy
 from agentrl.runtime.ports import is_taken
@@ -296,9 +301,7 @@ def _no_questions(database: str) -> ConfigError:
 async def _check_tools(
     config: RootConfig, model_path: Path | None, renderer: Renderer | None = None
 ) -> list[str]:
-    # The stored configuration of a run contains the address of its former server.
-    section = config.tools.model_copy(update={"tool_server_url": None})
-    tools = tools_of(config.model_copy(update={"tools": section}))
+    tools = tools_to_start(config)
     command = config.tools.tool_server_command
     if command is not None:
         check_tool_server_command(command.get_secret_value())

@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError, ScorerDefect, ScorerTimeout, ScoringErro
 from agentrl.rewards import MCPScorerFactory, Rollout
 from agentrl.rewards.factory import Scorer, end_scorer_processes
 from agentrl.rewards.rollout_view import answering_at_once
-from agentrl.rollout.worker.resources import tools_of
+from agentrl.rollout.worker.resources import tools_to_start
 from agentrl.rollout.world import ToolWorld
 from agentrl.schema import GroundTruth
 from agentrl.tools import connect_tools
@@ -50,9 +50,7 @@ async def try_scorers(config: RootConfig, path: Path, questions: QuestionFile) -
 async def _played(config: RootConfig, question: Question, path: Path) -> AsyncIterator[Rollout]:
     """Yield a rollout that gives the right answer at once, and its tools if there are any."""
     rollout = answering_at_once(_truth(question))
-    # The stored configuration of a run contains the address of its former server.
-    section = config.tools.model_copy(update={"tool_server_url": None})
-    tools = tools_of(config.model_copy(update={"tools": section}))
+    tools = tools_to_start(config)
     if not tools.servers:
         yield rollout
         return

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.config.user_code import users_place
+from agentrl.datasets.question import own_columns
 from agentrl.errors import ConfigError
 from agentrl.plugins.integrations.agent_worker.references import (
     described,
@@ -78,7 +79,11 @@ def check_reward_function(
 
 def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) -> None:
     """Call the function with a question and its own reference answer, if it has one."""
-    truth = GroundTruth(query=str(question.get("query", "")), answer=question.get("answer"))
+    truth = GroundTruth(
+        query=str(question.get("query", "")),
+        answer=question.get("answer"),
+        columns=own_columns(question),
+    )
     if truth.answer is None:
         return
     call = partial(function, str(truth), truth)

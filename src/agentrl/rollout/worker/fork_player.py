@@ -107,10 +107,6 @@ async def play(
         tools_keep_state: recorded results must replace tool calls.
         by_agent: the user's agent ran the parent.
         max_running: concurrent rollouts.
-
-    Raises:
-        ConfigError: the fork cannot be run.
-        StoreError: the store became unavailable.
     """
     point = partial(
         RecordedTurns.before_fork,

@@ -113,6 +113,15 @@ def tools_of(config: RootConfig) -> ToolsConfig:
     return tools.model_copy(update={"wall": tool_wall(config), "example": example})
 
 
+def tools_to_start(config: RootConfig) -> ToolsConfig:
+    """Return `tools_of` a run that is not there yet.
+
+    The stored configuration of a run contains the address of its former server.
+    """
+    section = config.tools.model_copy(update={"tool_server_url": None})
+    return tools_of(config.model_copy(update={"tools": section}))
+
+
 def example_question(data: DataSection) -> ServedQuestion:
     """Return a question of the run, for servers that are started to list their tools."""
     for file in (data.train_file, data.eval_file):

@@ -46,11 +46,7 @@ class ServedQuestion:
     folder: Path | None = None
 
     def filled(self, text: str, rollout_dir: Path | None = None) -> str:
-        """Return a setting with the values of its placeholders.
-
-        Raises:
-            ConfigError: the question has no such column.
-        """
+        """Return a setting with the values of its placeholders; refuse a column that is missing."""
 
         def value(match: re.Match[str]) -> str:
             if match["column"] is not None:
@@ -74,6 +70,7 @@ class ServedQuestion:
         if fixture:
             name = self.filled(fixture, rollout_dir)
             try:
+                self._check_place(name)
                 _copy_fixture(self.folder, name, rollout_dir)
             except (DatasetError, OSError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
@@ -86,15 +83,18 @@ class ServedQuestion:
     def check_fixture(self, fixture: str) -> None:
         """Raise ConfigError unless the fixture exists below the folder of the question file."""
         name = self.filled(fixture)
+        try:
+            self._check_place(name)
+        except DatasetError as problem:
+            raise ConfigError(f"fixture {name!r} of question {self.id!r} {problem}") from None
+
+    def _check_place(self, name: str) -> None:
+        """Refuse what is elsewhere, before anything of it is looked at."""
         folder = None if self.folder is None else self.folder.resolve()
         if folder is None or not (folder / name).resolve().is_relative_to(folder):
-            raise ConfigError(
-                f"fixture {name!r} of question {self.id!r} is not below the folder of its file"
-            )
+            raise DatasetError("is not below the folder of its file")
         if not (folder / name).exists():
-            raise ConfigError(
-                f"fixture {name!r} of question {self.id!r} does not exist in {folder}"
-            )
+            raise DatasetError(f"does not exist in {folder}")
 
     def _column(self, name: str) -> str:
         value = self._value(name)

@@ -28,6 +28,7 @@ from agentrl.plugins.integrations.question_rows import (
     write_questions,
 )
 from agentrl.plugins.integrations.reward_functions import check_reward_function
+from agentrl.rewards import GroundTruth, Rollout
 
 ROWS = [
     {"id": "a", "query": "How many?", "answer": "0"},
@@ -234,6 +235,10 @@ async def of_words(answer: str, truth: Any) -> str:
     return "good"
 
 
+def for_mara(answer: str | None, truth: GroundTruth, rollout: Rollout) -> float:
+    return float(truth.columns["user"] == rollout.columns["user"] == "mara")
+
+
 def of_nothing(answer: str, truth: Any) -> float:
     return math.nan
 
@@ -271,6 +276,12 @@ def test_a_reward_function_is_called_once_before_anything_starts(
         check_reward_function(reward, questions=path)
     check_reward_function(good, questions=path)
     check_reward_function(scorer, questions=path)
+
+
+def test_a_reward_function_is_tried_with_the_columns_of_its_question(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    write_questions([{"query": "Q", "answer": "7", "user": "mara"}], path, "train_dataset")
+    check_reward_function(for_mara, questions=path)
 
 
 async def test_a_reward_function_whose_judge_is_away_is_no_mistake(

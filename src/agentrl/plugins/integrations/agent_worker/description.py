@@ -127,14 +127,7 @@ def worker_settings(
     reward: RewardFunction | None = None,
     python: str = sys.executable,
 ) -> WorkerSettings:
-    """Return the settings of workers that run an agent.
-
-    Args:
-        description: the agent.
-        processes: the user's `agent_processes`, or None.
-        reward: a reward function for the workers to call.
-        python: their interpreter.
-    """
+    """Return the settings of workers; `processes` are the user's `agent_processes`, or None."""
     serial = description.kind != "function"
     if processes is None:
         processes = 4 if serial else 1
