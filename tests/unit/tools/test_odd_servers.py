@@ -13,6 +13,7 @@ from support.patience import PATIENCE
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
 from agentrl.tools.servers.admission import describe
+from agentrl.tools.servers.result_content import _warn_once
 
 SERVER = str(Path(__file__).parent / "odd_server.py")
 ConfigFor = Callable[..., ToolsConfig]
@@ -41,6 +42,7 @@ def odd_url(request: pytest.FixtureRequest) -> Iterator[str]:
 async def test_over_pipes_odd_answers_cost_one_call_at_most(
     odd_pipe: dict[str, object], config_for: ConfigFor, caplog: pytest.LogCaptureFixture
 ) -> None:
+    _warn_once.cache_clear()  # an earlier test may have listed this server's tools
     async with connect_tools(config_for({"odd": odd_pipe}, call_timeout_seconds=PATIENCE)) as box:
         names = {spec.name for spec in box.specs}
         assert (len(names), "shapeless" in names) == (len(box.specs), False)
