@@ -27,6 +27,7 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
 from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, Score, Seat
 from agentrl.store import TrajectoryStore
+from examples.bfcl.demonstrations import played as leaderboard_games
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +181,29 @@ def _secret(section: DataSection, task: EnvironmentTask) -> int:
         [str(section.env_python), "-c", program], capture_output=True, text=True, check=True
     )
     return int(done.stdout)
+
+
+@pytest.mark.parametrize("category", ["live_simple", "parallel", "irrelevance", "multi_turn_base"])
+async def test_the_calls_that_the_model_writes_are_what_the_leaderboard_checks(
+    store: TrajectoryStore, category: str
+) -> None:
+    section = data(f"bfcl:{category}?size=20")
+    games = leaderboard_games(str(section.env), section.env_python)
+    number, score, oracle = min(games, key=lambda game: len(game[2].messages))
+    said = [
+        "\n".join(
+            tool_call(call["function"]["name"], **json.loads(call["function"]["arguments"]))
+            for call in message.get("tool_calls", ())
+        )
+        or message["content"]
+        for message in oracle.messages
+        if message["role"] == "assistant"
+    ]
+    (task,) = (task for task in tasks_of(section) if task.dataset_id == number)
+    result, turns, stored = await played(store, section, task, *said)
+    assert (result.outcome, result.reward, stored.value) == ("answered", 1.0, score)
+    assert (len(turns), task.tags) == (len(said), (category,))
+    assert turns[0].tools
 
 
 @pytest.fixture

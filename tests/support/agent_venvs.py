@@ -1,5 +1,6 @@
 """Environments of agent frameworks, made once by `scripts/setup_agents` and used again."""
 
+import fcntl
 import os
 import site
 import subprocess
@@ -11,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def python_with(kind: str) -> Path:
-    """Return the Python of an environment that holds `aworld`, `verl`, `areal` or `mini`.
+    """Return the Python of an environment of `scripts/setup_agents`; workers wait for each other.
 
     The folder above them is AGENTRL_TEST_VENVS, or one beside other temporary files.
     """
@@ -20,9 +21,11 @@ def python_with(kind: str) -> Path:
     environment = dict(os.environ)
     if kind in ("verl", "areal"):
         environment["SITE"] = site.getsitepackages()[0]  # for its torch
-    subprocess.run(
-        [ROOT / "scripts/setup_agents", kind, folder], env=environment, check=True, timeout=600
-    )
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(
+            [ROOT / "scripts/setup_agents", kind, folder], env=environment, check=True, timeout=600
+        )
     return folder / "bin/python"
 
 

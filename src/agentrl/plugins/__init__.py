@@ -11,7 +11,7 @@ ENGINE = Plugin(servers={"embedded": "agentrl.plugins.engine.embedded_backend:EM
 ENVIRONMENTS = Plugin(
     task_sources={
         kind: f"agentrl.plugins.environments.environment_source:{kind.upper()}"
-        for kind in ("reasoning_gym", "textarena", "verifiers", "openenv", "harbor")
+        for kind in ("reasoning_gym", "textarena", "verifiers", "openenv", "harbor", "bfcl")
     }
 )
 

@@ -522,12 +522,44 @@ def run_call(sandbox: Any, call: Mapping[str, Any], seconds: float) -> str:
     return output if status == 0 else f"{output}\n(exit status {status})"
 
 
+class Bfcl:
+    """`bfcl:CATEGORY,CATEGORY?split=train`: questions of the Berkeley Function Calling Leaderboard."""
+
+    def __init__(self, name: str, args: dict[str, Any]) -> None:
+        _check_arguments(args, {"split": "train", "size": 0})
+        split = args.get("split", "")
+        if split not in ("", "train", "eval"):
+            raise Mistake(f"split={split}: expected train or eval")
+        try:
+            self._board = importlib.import_module("bfcl_questions").Leaderboard(name, split)
+        except ValueError as error:
+            raise Mistake(str(error)) from None
+        questions = self._board.questions
+        if "size" in args:
+            questions = sorted(questions, key=lambda question: question.share)[: args["size"]]
+        self._questions, self.size = questions, len(questions)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Describe a task."""
+        question = self._questions[number]
+        described = {"id": question.id, "query": question.text, "tags": [question.category]}
+        return described | {"answer": question.truth and json.dumps(question.truth)}
+
+    def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
+        """Run a task."""
+        messages, is_right = self._board.play(self._questions[number], chat)
+        calls = json.dumps([call["function"] for call in messages[-1].get("tool_calls") or ()])
+        answer = messages[-1]["content"] or calls
+        return {"answer": answer, "reward": float(is_right)}
+
+
 KINDS: dict[str, type[EnvironmentKind]] = {
     "reasoning_gym": ReasoningGym,
     "textarena": TextArena,
     "verifiers": Verifiers,
     "openenv": OpenEnv,
     "harbor": Harbor,
+    "bfcl": Bfcl,
 }
 
 

@@ -175,7 +175,7 @@ class EnvironmentProcess:
     def _problem_of(self, reply: dict[str, Any]) -> str:
         """Return why an environment failed; empty if it did not."""
         missing = one_line(str(reply.get("missing", "")), _MAX_ERROR_CHARS)
-        if missing.partition(".")[0] == self._uri.kind:
+        if missing.partition(".")[0].startswith(self._uri.kind):
             return (
                 f"{missing} is not installed for {self._python}; install it with "
                 f"`{self._uri.install_command()}`, or select a Python that has it with --env_python"

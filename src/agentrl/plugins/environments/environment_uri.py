@@ -49,6 +49,12 @@ ENVIRONMENTS = {
     "verifiers": EnvironmentFacts("verifiers==0.4.0 uv", starts_programs=True),
     "openenv": EnvironmentFacts("openenv-core==0.3.0", is_seeded=True),
     "harbor": EnvironmentFacts(is_replayable=True, starts_programs=True),
+    # Without its dependencies, which are the clients of all vendors of models: with those of its checkers.
+    "bfcl": EnvironmentFacts(
+        "--no-deps bfcl-eval==2026.3.23 filelock mpmath tenacity tree_sitter==0.21.3 "
+        "tree-sitter-java==0.21.0 tree-sitter-javascript==0.21.4",
+        is_replayable=True,
+    ),
 }
 """By the KIND of `--env KIND:NAME`; `environment_kinds` implements them, in the interpreters that have the
 packages."""
