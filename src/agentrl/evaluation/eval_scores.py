@@ -52,7 +52,7 @@ class EvalMetrics(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     version: int
-    """Policy version that was evaluated."""
+    """Optimizer steps that made the evaluated weights: their version, unless earlier ones were lost."""
     reward_mean: float
     num_tasks: int
     num_unscored: int = 0
@@ -64,6 +64,8 @@ class EvalMetrics(BaseModel):
     """Mean with its interval, and pass@k, over all questions."""
     on_version: ScoreRow | None = None
     """The same over the rollouts sampled entirely by the evaluated version; None without any."""
+    call_share: float | None = None
+    """Share of the scored rollouts that called a tool; evaluations of earlier releases do not say."""
     by_scorer: dict[str, ScoreRow] = Field(default_factory=dict)
     by_tag: dict[str, ScoreRow] = Field(default_factory=dict)
     seconds: float = 0.0

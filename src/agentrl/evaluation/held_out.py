@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from agentrl.errors import StoreError
 from agentrl.evaluation.eval_scores import (
@@ -37,6 +38,7 @@ async def evaluate(
     store: TrajectoryStore,
     tasks: Sequence[Task],
     *,
+    step: int,
     version: int,
     reuse: bool,
     timeout_seconds: float,
@@ -45,10 +47,10 @@ async def evaluate(
     """Let the samplers run `tasks` and return the scores; None when `stop` was set first.
 
     The tasks get orders that precede all training tasks. With `reuse`, those that an earlier process
-    added for this version go on.
+    added for this step go on. The version is that of the weights after it.
     """
     started = time.monotonic()
-    tag = await _free_tag(store, version, reuse=reuse)
+    tag = await _free_tag(store, step, reuse=reuse)
     await store.tasks.add(_evaluation_tasks(tasks, tag))
     while (num_done := await store.tasks.count(tag=tag, status="completed")) < len(tasks):
         if time.monotonic() - started > timeout_seconds:
@@ -56,7 +58,7 @@ async def evaluate(
         if await stopped_within(stop, _POLL_SECONDS):
             return None
     rollouts = await _task_rollouts(store, tag)
-    metrics = _metrics(rollouts, version, time.monotonic() - started)
+    metrics = _metrics(rollouts, step, version, time.monotonic() - started)
     if metrics is None:
         records = (record for rollout in rollouts for record in rollout.records)
         reason = next((f"{record.id}: {record.error}; " for record in records if record.error), "")
@@ -96,36 +98,39 @@ async def _task_rollouts(store: TrajectoryStore, tag: str) -> list[_TaskRollouts
     ]
 
 
-def _metrics(rollouts: Sequence[_TaskRollouts], version: int, seconds: float) -> EvalMetrics | None:
+def _metrics(
+    rollouts: Sequence[_TaskRollouts], step: int, version: int, seconds: float
+) -> EvalMetrics | None:
     scores = [one.scores() for one in rollouts]
     total = score_row(scores)
     if total is None:
         return None
     scored = [record for one in rollouts for record in one.records if record.score is not None]
     return EvalMetrics(
-        version=version,
+        version=step,
         reward_mean=total.mean,
         num_tasks=total.num_tasks,
         num_unscored=total.num_unscored,
         num_off_version=sum(not _is_sampled_by(record, version) for record in scored),
         total=total,
         on_version=score_row([one.scores(only_version=version) for one in rollouts]),
+        call_share=fmean(record.num_tool_calls > 0 for record in scored),
         by_scorer=rows_by_scorer(scores),
         by_tag=rows_by_tag(scores),
         seconds=seconds,
     )
 
 
-async def _free_tag(store: TrajectoryStore, version: int, *, reuse: bool) -> str:
-    """Return `eval@version`, with a number if that tag belongs to weights that a crash lost.
+async def _free_tag(store: TrajectoryStore, step: int, *, reuse: bool) -> str:
+    """Return `eval@step`, with a number if that tag belongs to weights that a crash lost.
 
-    After a crash, the run resumes from a checkpoint and trains the later versions again.
+    After a crash, the run resumes from a checkpoint and trains the later steps again.
     """
-    tag = f"eval@{version}"
+    tag = f"eval@{step}"
     number = 1
     while not reuse and await store.tasks.count(tag=tag):
         number += 1
-        tag = f"eval@{version}.{number}"
+        tag = f"eval@{step}.{number}"
     return tag
 
 

@@ -131,6 +131,7 @@ async def _evaluate(
             evaluate(
                 store,
                 tasks,
+                step=0,
                 version=0,
                 reuse=False,
                 timeout_seconds=config.trainer.eval_timeout_seconds,

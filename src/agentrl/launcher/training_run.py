@@ -223,7 +223,7 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
             f"{last_error(trainer)}"
         )
     elif trainer.has_failed:
-        step = 0 if run is None else run.policy_version
+        step = 0 if run is None else run.step
         raise AgentRLError(
             f"the trainer exited with status 0 after step {step} of {config.trainer.max_steps}, and "
             "the run is not complete; a function of yours or a library called exit in it; last "
@@ -264,16 +264,16 @@ async def _until_trained(cluster: LocalCluster, trainer: Child, display: Progres
 async def already_done(trainer: TrainerSection, store: TrajectoryStore) -> str | None:
     """Return a message that the run is complete, or None if work remains."""
     run = await store.runs.get()
-    if run is not None and run.policy_version > trainer.max_steps:
+    if run is not None and run.step > trainer.max_steps:
         raise ConfigError(
             f"--max_steps {trainer.max_steps}: run {run.name!r} is already at step "
-            f"{run.policy_version}; use --max_steps {run.policy_version + 1} or more to continue, "
+            f"{run.step}; use --max_steps {run.step + 1} or more to continue, "
             "or another --run_name"
         )
-    if run is None or run.status != "completed" or run.policy_version < trainer.max_steps:
+    if run is None or run.status != "completed" or run.step < trainer.max_steps:
         return None
     return (
-        f"run {run.name!r} is already at step {run.policy_version} of --max_steps "
-        f"{trainer.max_steps}; use --max_steps {run.policy_version + 1} or more to continue, or "
+        f"run {run.name!r} is already at step {run.step} of --max_steps "
+        f"{trainer.max_steps}; use --max_steps {run.step + 1} or more to continue, or "
         "another --run_name"
     )

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from agentrl.schema.base import Value, utc_now
-from agentrl.schema.lost_versions import LostVersions
+from agentrl.schema.lost_versions import LostVersions, step_of
 from agentrl.schema.record import Lease
 from agentrl.schema.sampling_bounds import (
     MaxNewTokens,
@@ -205,7 +205,7 @@ class Run(Value):
     saved_step: int = 0
     """Last step of which the trainer wrote a checkpoint."""
     lost_versions: tuple[LostVersions, ...] = ()
-    """Versions that were lost with their checkpoints, oldest first."""
+    """Versions whose weights are lost, oldest first; no number is given twice."""
     expired_step: int = 0
     """The turns of groups that steps up to this one consumed have expired."""
     turns_name_blobs: bool = False
@@ -222,6 +222,17 @@ class Run(Value):
         of_flags = fields.get("flag_control")
         control, problems = usable_control(stored, of_flags if isinstance(of_flags, dict) else {})
         return {**fields, "control": control, "control_problems": problems}
+
+    @field_validator("lost_versions", mode="before")
+    @classmethod
+    def _leave_out_given_again(cls, lost: Any) -> Any:
+        # Earlier releases gave the numbers again, and noted until when they were those of lost weights.
+        return [one for one in lost if not (isinstance(one, dict) and "until" in one)]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that made the served version."""
+        return step_of(self.policy_version, self.lost_versions)
 
     @property
     def is_imported(self) -> bool:

@@ -21,7 +21,7 @@ class StepDone:
     """Its line in metrics.jsonl."""
 
 
-async def call_after_step(reference: str | None, metrics: StepMetrics) -> None:
+async def call_after_step(reference: str | None, metrics: StepMetrics, version: int) -> None:
     """Call the function in a thread, so that heartbeats continue, and wait for it.
 
     A step that is repeated after a crash is reported again.
@@ -29,6 +29,7 @@ async def call_after_step(reference: str | None, metrics: StepMetrics) -> None:
     Args:
         reference: of the function; None: there is none.
         metrics: of the step.
+        version: of the weights after the step.
 
     Raises:
         ConfigError: the function cannot be imported.
@@ -36,5 +37,5 @@ async def call_after_step(reference: str | None, metrics: StepMetrics) -> None:
     """
     if reference is None:
         return
-    done = StepDone(metrics.step, metrics.step, metrics.model_dump(mode="json", exclude_none=True))
+    done = StepDone(metrics.step, version, metrics.model_dump(mode="json", exclude_none=True))
     await asyncio.to_thread(users_function(reference, "--on_step"), done)

@@ -20,6 +20,7 @@ async def test_an_evaluation_without_a_score_names_the_reason(store: TrajectoryS
         evaluate(
             store,
             [make_task(1, num_generations=1)],
+            step=0,
             version=0,
             reuse=False,
             timeout_seconds=60.0,

@@ -136,5 +136,5 @@ async def check_checkpoints(config: RootConfig, store: TrajectoryStore) -> str |
         return None
     return (
         f"run {run.name!r} was at version {run.policy_version}, and {config.run.output_path} "
-        "contains no checkpoint: training restarts from version 0 with the existing records"
+        "contains no checkpoint: training restarts from step 0 with the existing records"
     )

@@ -21,9 +21,9 @@ from agentrl.launcher.console.run_panel import RunView, panel, phase_text, stand
 from agentrl.launcher.console.run_report import say
 from agentrl.runtime.installation import typed_command
 from agentrl.runtime.printable import counted
-from agentrl.store import RunProgress, TrajectoryStore
+from agentrl.store import DEFAULT_CONSUMER, RunProgress, TrajectoryStore
 from agentrl.store.views.first_answers import FirstAnswers
-from agentrl.store.views.learning_signal import SLOW_SECONDS, MissingScores
+from agentrl.store.views.learning_signal import SLOW_SECONDS, MissingScores, damage_text
 from agentrl.store.views.reports import Failure
 
 REFRESH_SECONDS = 0.5
@@ -45,6 +45,7 @@ MIN_ATTEMPTS = 4
 """Number of failed attempts, without any score, that triggers the warning."""
 _NEARLY_ALL = 0.9
 _COLLAPSED_SCORE = 0.5
+_DAMAGE_STEPS = 30
 _MAX_ERROR_CHARS = 400
 _SAMPLER_SECONDS = 60.0
 """Maximum heartbeat age of a live sampler."""
@@ -130,28 +131,37 @@ class RunWarnings:
             (last,) = await reports.failures(1)
             failed = counted(missing.num_failed, "record")
             found["failed"] = f"all attempts failed for {failed}, {self._describe(last)}"
-        if progress.policy_version == 0 and not progress.records.get("scored"):
+        if progress.step == 0 and not progress.records.get("scored"):
             failures = await reports.failures(MIN_ATTEMPTS)
             if sum(failure.num_failed_attempts for failure in failures) >= MIN_ATTEMPTS:
                 found["failing"] = f"every attempt has failed so far, {self._describe(failures[0])}"
         await self._read_first_answers(progress)
-        may_lack = progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS
+        may_lack = progress.step == 0 and progress.num_groups_consumed >= MIN_GROUPS
         if may_lack and not self.lacks_signal:
             signal = await reports.signal()
             if not signal.num_kept:
                 found["signal"] = f"no learning signal so far: {signal}"
         self.lacks_signal = may_lack and (self.lacks_signal or "signal" in found)
-        may_drop = progress.policy_version > 0 and progress.phase == "sampling"
+        found.update(await self._damage(progress))
+        may_drop = progress.step > 0 and progress.phase == "sampling"
         if may_drop and "dropping" not in self._reported:
             found.update(await self._step_warning(progress))
         return found
+
+    async def _damage(self, progress: RunProgress) -> dict[str, str]:
+        if progress.step == 0 or "damage" in self._reported:
+            return {}
+        figures = self._store.figures
+        steps = await figures.last_steps(DEFAULT_CONSUMER, _DAMAGE_STEPS)
+        text = damage_text(steps, await figures.evaluations(DEFAULT_CONSUMER))
+        return {"damage": text} if text else {}
 
     async def _read_first_answers(self, progress: RunProgress) -> None:
         """Read the report when whole groups are scored, or when sampling has taken some time.
 
         The first step may be done by then: its attempts are the same.
         """
-        has_steps = progress.policy_version > 0
+        has_steps = progress.step > 0
         if self._starts_fresh is None:
             self._starts_fresh = not has_steps
         if not self._starts_fresh or self.first_answers is not None:
@@ -169,7 +179,7 @@ class RunWarnings:
 
     async def _step_warning(self, progress: RunProgress) -> dict[str, str]:
         """Return a warning about a step that waits for samples and drops nearly all of them."""
-        step = progress.policy_version + 1
+        step = progress.step + 1
         signal = await self._store.reports.signal(step=step)
         min_dropped = MAX_STEPS_DROPPED * progress.groups_per_step
         if signal.num_equal < max(min_dropped, _NEARLY_ALL * signal.num_groups):

@@ -150,11 +150,11 @@ def interrupted(seconds: float, run: Run | None) -> str:
     text = (
         f"interrupted after {seconds:.0f} s; all data is kept, and the same command resumes the run"
     )
-    if run is None or run.policy_version <= run.saved_step:
+    if run is None or run.step <= run.saved_step:
         return text
     steps = f"step {run.saved_step + 1}"
-    if run.policy_version > run.saved_step + 1:
-        steps = f"steps {run.saved_step + 1} to {run.policy_version}"
+    if run.step > run.saved_step + 1:
+        steps = f"steps {run.saved_step + 1} to {run.step}"
     return (
         f"{text}; {steps} had no checkpoint yet and will be computed again from the stored rollouts"
     )

@@ -12,7 +12,7 @@ from agentrl.runtime.printable import counted
 from agentrl.schema import ENDED_RUNS, Run
 from agentrl.schema.base import Value
 from agentrl.schema.training import EQUAL_SCORES
-from agentrl.store.views.learning_signal import SLOW_SECONDS, MissingScores
+from agentrl.store.views.learning_signal import SLOW_SECONDS, MissingScores, damage_text
 from agentrl.store.views.reports import Liveness
 
 SILENT_SECONDS = 30.0
@@ -41,9 +41,10 @@ def find_alarms(
     fleet: Liveness,
     missing: MissingScores,
     answers: Sequence[tuple[str | None, ...]],
+    evaluations: Sequence[dict[str, Any]] = (),
 ) -> list[Alarm]:
     """Return the alarms of a run."""
-    found = [*_score_alarms(missing), *_step_alarms(steps), *_answer_alarms(answers)]
+    found = [*_score_alarms(missing), *_step_alarms(steps, evaluations), *_answer_alarms(answers)]
     if run.status not in ENDED_RUNS:
         found += _fleet_alarms(run, fleet)
     return sorted(found, key=lambda alarm: alarm.severity)
@@ -77,7 +78,9 @@ def _score_alarms(missing: MissingScores) -> list[Alarm]:
     return found
 
 
-def _step_alarms(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
+def _step_alarms(
+    steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]] = ()
+) -> list[Alarm]:
     found = []
     recent = steps[-_RECENT_STEPS:]
     records = sum(step.get("num_records", 0) for step in recent)
@@ -92,6 +95,8 @@ def _step_alarms(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
     if skipped:
         text = f"steps without an update: {', '.join(map(str, skipped))}"
         found.append(Alarm(kind="skipped steps", severity="error", text=text))
+    if damage := damage_text(steps, evaluations):
+        found.append(Alarm(kind="policy damage", severity="error", text=damage))
     ratio = _mean(recent, "ratio_mean")
     if ratio is not None and abs(ratio - 1) > _MAX_RATIO_DRIFT:
         text = (

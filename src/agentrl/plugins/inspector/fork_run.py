@@ -26,6 +26,7 @@ from agentrl.rollout.worker.sampler_process import open_scoring
 from agentrl.runtime.processes.process_identity import this_user
 from agentrl.schema import Fork, InferenceService, Message, Record
 from agentrl.schema.fork import check_fork_turn, shown_before
+from agentrl.schema.lost_versions import version_of
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.forks import new_fork_id
 from agentrl.store.repositories.liveness import ALIVE_SECONDS
@@ -166,15 +167,18 @@ async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | 
         store: of the run.
         version: None for the newest available one.
     """
+    run = await store.runs.get()
+    lost = () if run is None else run.lost_versions
     paths = {0: resolve_model(config.model.model_name_or_path)}
     for path in (config.run.output_path / "checkpoints").glob("[0-9]*/model"):
         if any(path.glob("*config.json")):
-            paths[int(path.parent.name)] = path
+            paths[version_of(int(path.parent.name), lost)] = path
     for policy in await store.policies.all():
         path = Path(policy.path)
         if policy.is_written and any(path.glob("*config.json")):
             paths[policy.version] = path
-    chosen = max(paths) if version is None else version
+    kept = [number for number in paths if not any(one.after < number <= one.last for one in lost)]
+    chosen = max(kept) if version is None else version
     if chosen not in paths:
         known = ", ".join(map(str, sorted(paths)))
         raise ConfigError(

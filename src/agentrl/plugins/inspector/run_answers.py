@@ -65,9 +65,9 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
     completed = [group for group in recent.groups if group.status == "completed"]
     given = await store.browse.answers([group.task_id for group in completed])
     answers = [tuple(given.get(group.task_id, ())) for group in completed]
-    alarms = find_alarms(
-        run, await store.figures.last_steps(consumer, ALARM_STEPS), fleet, missing, answers
-    )
+    steps = await store.figures.last_steps(consumer, ALARM_STEPS)
+    evaluations = await store.figures.evaluations(consumer)
+    alarms = find_alarms(run, steps, fleet, missing, answers, evaluations)
     return {
         "name": run.name,
         **await _state(store, run),
@@ -116,7 +116,7 @@ async def step_answer(store: TrajectoryStore, step: int) -> dict[str, Any]:
     consumer = consumer_of(await run_of(store))
     figures = await store.figures.step(consumer, step)
     records = await store.lineage.records_of_step(step, consumer)
-    policy = await store.policies.get(step)
+    policy = await store.policies.of_step(step)
     if figures is None and policy is None and not records:
         raise StoreError(f"the trainer {consumer!r} has not made step {step} yet")
     last = await store.figures.last_steps(consumer, 1)

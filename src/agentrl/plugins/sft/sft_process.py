@@ -260,7 +260,7 @@ class _SftLoop:
         if step < self._curriculum.num_steps and self._is_eval_due(step):
             await self._evaluate()
         self._session.report(metrics)
-        await call_after_step(self._trainer.on_step, metrics)
+        await call_after_step(self._trainer.on_step, metrics, metrics.step)
 
     async def _batch(self, examples: Sequence[Example], *, by_token: bool = True) -> StepBatch:
         build = partial(

@@ -149,8 +149,11 @@ def ledger_indexes(consumer: str) -> list[IndexModel]:
             [("split", UP), ("group_completed", UP), (status, UP), ("order", UP), ("traj_id", UP)],
             name=f"ready_{consumer}",
         ),
-        # ledger.commit, ledger.recover, ledger.num_reserved_groups
-        IndexModel([(status, UP), (f"ledger.{consumer}.step", UP)], name=f"steps_{consumer}"),
+        # ledger.commit, ledger.recover, ledger.num_reserved_groups, groups of a lost step in order
+        IndexModel(
+            [(status, UP), (f"ledger.{consumer}.step", UP), ("order", UP), ("traj_id", UP)],
+            name=f"steps_in_order_{consumer}",
+        ),
         # lineage.of_step
         IndexModel([(f"ledger.{consumer}.trained_at", UP)], name=f"trained_at_{consumer}"),
     ]

@@ -1,10 +1,13 @@
 """The processes around the store: published policies, the servers that serve them, the samplers."""
 
+from collections.abc import Sequence
+
 from pymongo import ReturnDocument
 
 from agentrl.errors import StoreError
-from agentrl.schema import InferenceService, Policy, SamplerInfo, ServerLoad, ServiceStatus
-from agentrl.store.database import Repository, operation
+from agentrl.schema import InferenceService, Policy, Run, SamplerInfo, ServerLoad, ServiceStatus
+from agentrl.schema.lost_versions import LostVersions, version_of
+from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import (
     Document,
     encode,
@@ -28,15 +31,13 @@ class PolicyRepository(Repository):
     async def publish(self, policy: Policy) -> None:
         """Store a policy and make it the version that servers are expected to serve.
 
-        A version that was published before is replaced: a trainer that resumed from an earlier
-        checkpoint publishes its versions again, and later versions are deleted.
+        A trainer that resumes from it publishes a version again; lost ones keep their documents.
         """
         # The document is written before the pointer to it, so a server that reads the run's version
         # finds it.
         document = to_document(policy)
         await self._db.policies.replace_one({"_id": policy.version}, document, upsert=True)
-        await self._db.policies.delete_many({"_id": {"$gt": policy.version}})
-        of_others = {"imported_policies": {"$gte": policy.version}}
+        of_others = {"imported_policies": policy.version}
         await self._db.runs.update_one(of_others, {"$pull": of_others})
         result = await self._db.runs.update_one(
             {},
@@ -98,12 +99,23 @@ class PolicyRepository(Repository):
         document = await self._db.policies.find_one({"_id": version})
         return None if document is None else from_document(Policy, document)
 
+    @operation("read the policy of a step")
+    async def of_step(self, step: int) -> Policy | None:
+        """Return the policy that a step made; None if it does not exist or was removed."""
+        return await self.get(version_of(step, await lost_versions(self._db)))
+
     @operation("read policies")
     async def all(self) -> list[Policy]:
         """Return all policies that were published here, by version."""
         run = await self._db.runs.find_one({}, {"imported_policies": 1})
         found = self._db.policies.find({"_id": {"$nin": _imported(run or {})}}).sort("_id", 1)
         return [from_document(Policy, document) async for document in found]
+
+
+async def lost_versions(database: RunDatabase) -> Sequence[LostVersions]:
+    """Return the lost versions of the run."""
+    document = await database.runs.find_one({}, {"lost_versions": 1})
+    return () if document is None else from_document(Run, document).lost_versions
 
 
 def _imported(run: Document) -> list[int]:

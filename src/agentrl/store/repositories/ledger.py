@@ -57,20 +57,24 @@ class LedgerRepository(Repository):
             retrained_interval: steps between two trainings of a record.
             oldest_version: leave out records to be trained again that have a turn of an older
                 version. Records that were never trained are returned in any case.
-            step: the step that will train on the groups; used if records may be trained repeatedly.
+            step: the step that will train on the groups.
 
         Returns:
             Whole groups, including reserved and dropped members; each member's `ledger` has its
             status.
         """
         task_ids = await self._candidate_tasks(_ready(consumer), split, limit)
+        # Groups of a lost step go to the step that is made again in its place.
+        of_lost_step = {**_ready(consumer), f"ledger.{consumer}.step": step}
+        again = await self._candidate_tasks(of_lost_step, split, limit) if step else {}
         if max_trained_count > 1:
             last_step = step - retrained_interval
             for condition in _trained_before(
                 consumer, max_trained_count, last_step, oldest_version
             ):
                 task_ids |= await self._candidate_tasks(condition, split, limit)
-        chosen = sorted(task_ids, key=lambda task_id: (task_ids[task_id], task_id))[:limit]
+        task_ids |= again
+        chosen = sorted(task_ids, key=lambda one: (one not in again, task_ids[one], one))[:limit]
         return await self._read_groups(chosen, hydrate)
 
     async def _candidate_tasks(
@@ -211,7 +215,8 @@ class LedgerRepository(Repository):
         """Restore the ledger to the checkpoint of `checkpoint_step` (0: none).
 
         Records reserved up to that step become trained, because the checkpoint contains their effect.
-        Records reserved, trained or dropped later return to their status at the checkpoint.
+        Records reserved, trained or dropped later return to their status at the checkpoint, and keep
+        the step, which reads them first when it is made again.
 
         Raises:
             LeaseLost: another trainer took over.
@@ -242,14 +247,14 @@ class LedgerRepository(Repository):
             {"consumer": consumer, "step": {"$gt": checkpoint_step}}
         )
         if consumer == DEFAULT_CONSUMER:
-            # Later steps are made again, of other groups.
+            # Later steps are made again.
             await self._db.runs.update_one({}, {"$min": {"expired_step": checkpoint_step}})
         was_trained = {"$gt": [{"$size": f"${field}.trained_at"}, 0]}
         await self._db.record_data.update_many(
             later,
             [
                 {"$set": {f"{field}.trained_at": kept}},
-                {"$set": {field: {"$cond": [was_trained, trained, "$$REMOVE"]}}},
+                {"$set": {field: {"$cond": [was_trained, trained, {"step": f"${field}.step"}]}}},
             ],
         )
 

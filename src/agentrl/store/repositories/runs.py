@@ -20,17 +20,16 @@ from agentrl.schema import (
     RunPhase,
     RunStatus,
 )
-from agentrl.schema.lost_versions import LostVersions
+from agentrl.schema.lost_versions import LostVersions, version_of
 from agentrl.store.collections.indexes import ledger_indexes
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
-from agentrl.store.documents.expressions import after, lease, literal, shown
+from agentrl.store.documents.expressions import after, lease, literal
 
 DEFAULT_CONSUMER = "trainer"
 """Default name of a trainer: its key in ledgers and leases."""
 LOG_LENGTH = 200
 """Kept changes of controls, and of the configuration."""
-_MAX_LOST = 100
 _AUDITED = "control_audited"
 """Field with the controls of the last audit; a difference to `control` is an unlogged edit."""
 
@@ -122,33 +121,29 @@ class RunRepository(Repository):
 
     @operation("note lost versions")
     async def note_lost_versions(self, step: int) -> LostVersions | None:
-        """Note that a run resumes after `step` although a later checkpoint was written.
+        """Note that a run resumes after `step` although later versions were published or saved.
 
-        The versions after that step are lost: the run gives their numbers to other weights.
+        Their weights are lost, and their numbers are not given again.
 
         Returns:
-            The lost versions; None if the newest checkpoint is resumed.
+            The lost versions; None if there are none, or the last start noted them.
         """
-        is_older = {"saved_step": {"$gt": step}}
-        run = await self._db.runs.find_one(is_older, shown("policy_version", "saved_step"))
+        run = await self.get()
         if run is None:
             return None
-        lost = LostVersions(after=step, last=max(run["policy_version"], run["saved_step"]))
-        added = {"$each": [lost.model_dump()], "$slice": -_MAX_LOST}
-        await self._db.runs.update_one(
-            is_older, {"$push": {"lost_versions": added}, "$set": {"saved_step": step}}
-        )
-        return lost
-
-    @operation("note that lost versions are replaced")
-    async def end_lost_versions(self) -> None:
-        """Note that the servers have the version from which the run resumed."""
-        now = await self._db.server_time()
-        await self._db.runs.update_one(
-            {"lost_versions": {"$elemMatch": {"until": None}}},
-            {"$set": {"lost_versions.$[open].until": now}},
-            array_filters=[{"open.until": None}],
-        )
+        lost = run.lost_versions
+        after = version_of(step, lost)
+        newest = await self._db.policies.find_one({}, {"_id": 1}, sort=[("_id", -1)])
+        published = 0 if newest is None else newest["_id"]
+        last = max(published, run.policy_version, version_of(run.saved_step, lost))
+        last = max([last, *(one.last for one in lost)])
+        found = LostVersions(after=after, last=last)
+        if last <= after or found in lost:
+            return None
+        kept = [one for one in lost if one.after < after]
+        noted = [one.model_dump() for one in (*kept, found)]
+        await self._db.runs.update_one({}, {"$set": {"lost_versions": noted, "saved_step": step}})
+        return found
 
     @operation("apply the flags to the run's controls")
     async def apply_flags(self, flags: Control) -> Run:

@@ -6,6 +6,8 @@ one that is slow.
 
 import asyncio
 import textwrap
+from collections.abc import Sequence
+from statistics import median
 
 from agentrl.runtime.installation import typed_command
 from agentrl.schema.base import Value
@@ -17,6 +19,10 @@ from agentrl.store.documents.expressions import UNSCORABLE
 NUM_EXAMPLES = 3
 SLOW_SECONDS = 60.0
 """A scorer that takes longer is reported as slow."""
+_RECENT_STEPS = 5
+_MAX_KL = 0.1
+"""Ten times the limit of a healthy run; the demo's healthy runs stay below a fifth of it."""
+_MAX_NORM_JUMP, _MIN_CALL_SHARE = 10.0, 0.2
 _ANSWER_CHARACTERS, _ERROR_CHARACTERS = 100, 400
 """Displayed characters of an answer, and of an error, which ends with its place in the user's
 file."""
@@ -194,6 +200,48 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
         num_slow=num_slow,
         slow=scored_answer(one_slow) if one_slow else None,
     )
+
+
+def damage_text(steps: Sequence[Document], evaluations: Sequence[Document]) -> str | None:
+    """Return by which figures the policy falls apart, far beyond the limits of `docs/metrics.md`.
+
+    Args:
+        steps: figures of the last steps, oldest first.
+        evaluations: figures of all evaluations, oldest first.
+    """
+    found = []
+    recent, before = steps[-_RECENT_STEPS:], steps[:-2]
+    far = [one for one in recent if (one.get("sampler_kl_k3") or 0.0) > _MAX_KL]
+    if far:
+        kl = far[-1]["sampler_kl_k3"]
+        found.append(
+            f"KL between trainer and sampler {kl:.2g} at step {far[-1]['step']} (healthy: below 0.01)"
+        )
+    norms = [one["grad_norm"] for one in before if one.get("grad_norm")]
+    last = [one.get("grad_norm") or 0.0 for one in steps[-2:]]
+    if len(norms) >= _RECENT_STEPS and min(last) > _MAX_NORM_JUMP * median(norms):
+        found.append(f"gradient norm {median(norms):.2g} -> {last[-1]:.2g}")
+    if len(evaluations) > 1:
+        found += _held_out_falls(evaluations[:-1], evaluations[-1])
+    if not found:
+        return None
+    return (
+        f"the policy falls apart: {'; '.join(found)}; start a new run with a smaller --learning_rate "
+        "(docs/metrics.md)"
+    )
+
+
+def _held_out_falls(earlier: Sequence[Document], last: Document) -> list[str]:
+    found = []
+    best = max(earlier, key=lambda one: one["reward_mean"])
+    low, high = (best.get("total") or {}).get("low"), (last.get("total") or {}).get("high")
+    if low is not None and high is not None and high < low:
+        found.append(f"held-out reward {best['reward_mean']:.3f} -> {last['reward_mean']:.3f}")
+    called = max((one.get("call_share") or 0.0 for one in earlier), default=0.0)
+    share = last.get("call_share")
+    if share is not None and share < _MIN_CALL_SHARE * called:
+        found.append(f"held-out rollouts that call a tool {called:.0%} -> {share:.0%}")
+    return found
 
 
 def scored_answer(document: Document) -> ScoredAnswer:

@@ -1,6 +1,6 @@
 """Lineage both ways: a checkpoint's step to the tool calls behind it, and a record to its steps.
 
-Policy (version = step) <-> records that the step trained <-> turns <-> tool calls
+Policy of the step <-> records that the step trained <-> turns <-> tool calls
                               |- scorer and its version        |- TurnTraining of every step
                               '- version of the question
 """
@@ -24,6 +24,7 @@ from agentrl.schema import (
     VersionSpan,
 )
 from agentrl.schema.base import Value
+from agentrl.schema.lost_versions import version_of
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import (
     Document,
@@ -33,6 +34,7 @@ from agentrl.store.documents.codec import (
     task_version,
 )
 from agentrl.store.documents.expressions import shown
+from agentrl.store.repositories.fleet import lost_versions
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.turns import TurnRepository
 
@@ -127,7 +129,8 @@ class LineageRepository(Repository):
     async def of_step(self, step: int, consumer: str = DEFAULT_CONSUMER) -> StepLineage:
         """Return the records, turns and tool calls behind the weights of optimizer step `step`."""
         trained, dropped = await self._consumed(step, consumer)
-        policy = await self._db.policies.find_one({"_id": step})
+        version = version_of(step, await lost_versions(self._db))
+        policy = await self._db.policies.find_one({"_id": version})
         if not (trained or dropped):
             raise StoreError(
                 f"the trainer {consumer!r} consumed no records at step {step} of {self._db.name!r}"

@@ -12,6 +12,7 @@ from agentrl.schema import (
     InferenceService,
     Record,
     RecordStatus,
+    Run,
     RunPhase,
     RunState,
     SamplerInfo,
@@ -85,6 +86,8 @@ class RunProgress(Value):
     """Counts of a run. The sign of `order` distinguishes training from evaluation."""
 
     policy_version: int
+    step: int = 0
+    """Optimizer steps that made this version."""
     phase: RunPhase | None = None
     groups_per_step: int = 1
     admitted_groups: int
@@ -229,6 +232,7 @@ class ReportRepository(Repository):
         ) = await asyncio.gather(of_run, of_records)
         return RunProgress(
             policy_version=run["policy_version"],
+            step=from_document(Run, run).step,
             phase=run.get("phase"),
             groups_per_step=run["control"]["groups_per_step"],
             admitted_groups=run["admitted_groups"],

@@ -2,9 +2,11 @@
 
 import asyncio
 
+from agentrl.schema import Run
 from agentrl.schema.base import Value
 from agentrl.store.database import RunDatabase
-from agentrl.store.documents.codec import Document
+from agentrl.store.documents.codec import Document, from_document
+from agentrl.store.documents.expressions import shown
 from agentrl.store.views.answer_figures import ANSWER_FIELDS, AnswerFigures, answer_figures
 
 RECENT_ANSWERS = 256
@@ -74,11 +76,11 @@ async def _longest(database: RunDatabase) -> RunningRollout | None:
 
 
 async def _num_dropped(database: RunDatabase, consumer: str) -> int:
-    run = await database.runs.find_one({}, {"policy_version": 1}) or {}
+    run = await database.runs.find_one({}, shown("policy_version", "lost_versions"))
     return await database.record_data.count_documents(
         {
             f"ledger.{consumer}.status": "dropped",
-            f"ledger.{consumer}.step": run.get("policy_version", 0) + 1,
+            f"ledger.{consumer}.step": 1 + (from_document(Run, run).step if run else 0),
             "split": "train",
             "traj_id": 0,
         }

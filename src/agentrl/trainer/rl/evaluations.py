@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,6 +37,7 @@ class Evaluations:
         store: TrajectoryStore,
         tasks: Sequence[Task],
         phase: PhaseReporter,
+        number: Callable[[int], int],
     ) -> None:
         """Continue after the steps done so far.
 
@@ -45,6 +46,7 @@ class Evaluations:
             store: the run's store; samplers find the questions there.
             tasks: held-out questions; if empty, nothing is evaluated.
             phase: reports that training waits for an evaluation.
+            number: returns the version of the weights after a step.
         """
         self._trainer = session.trainer
         self._history = session.history
@@ -52,6 +54,7 @@ class Evaluations:
         self._store = store
         self._tasks = tasks
         self._phase = phase
+        self._number = number
         self._stop = session.stop
         self._first_step = session.history.last_step
         self._running: dict[int, asyncio.Task[EvalMetrics | None]] = {}
@@ -69,19 +72,19 @@ class Evaluations:
         strategy = self._trainer.eval_strategy
         if strategy == "steps":
             if step % self._trainer.eval_steps == 0 and self._is_new(step):
-                logger.info("evaluating version %d during training", step)
+                logger.info("evaluating version %d during training", self._number(step))
                 self._running[step] = asyncio.create_task(self._evaluate(step))
         elif strategy == "ends" and step == 0:
             await self._evaluate_now(step)
 
-    async def now(self, version: int) -> EvalMetrics | None:
-        """Evaluate a published version, and return its scores; None if a signal came first."""
+    async def now(self, step: int) -> EvalMetrics | None:
+        """Evaluate the version of a step, and return its scores; None if a signal came first."""
         if not self._tasks:
             raise ConfigError(
                 "evaluate: there are no questions; give --eval_file, and --eval_strategy ends or steps"
             )
-        await self._evaluate_now(version)
-        return self._history.eval_at(version)
+        await self._evaluate_now(step)
+        return self._history.eval_at(step)
 
     async def finish(self) -> None:
         """Wait for the evaluations that run during training."""
@@ -103,30 +106,31 @@ class Evaluations:
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def _collect(self, *, wait: bool) -> None:
-        for version, job in sorted(self._running.items()):
+        for step, job in sorted(self._running.items()):
             if wait or job.done():
                 await self._record(await job)
-                del self._running[version]
+                del self._running[step]
 
-    async def _evaluate_now(self, version: int) -> None:
-        if not self._is_new(version):
+    async def _evaluate_now(self, step: int) -> None:
+        if not self._is_new(step):
             return
-        logger.info("evaluating version %d on %d questions", version, len(self._tasks))
+        logger.info("evaluating version %d on %d questions", self._number(step), len(self._tasks))
         self._phase.enter("evaluating")
         with self._history.timed("eval"):
-            await self._record(await self._evaluate(version))
+            await self._record(await self._evaluate(step))
 
-    def _is_new(self, version: int) -> bool:
-        return bool(self._tasks) and self._history.eval_at(version) is None
+    def _is_new(self, step: int) -> bool:
+        return bool(self._tasks) and self._history.eval_at(step) is None
 
-    async def _evaluate(self, version: int) -> EvalMetrics | None:
+    async def _evaluate(self, step: int) -> EvalMetrics | None:
         return await evaluate(
             self._store,
             self._tasks,
-            version=version,
+            step=step,
+            version=self._number(step),
             # Only the resumed version can have tasks from an earlier process that were sampled with
             # the same weights.
-            reuse=version == self._first_step,
+            reuse=step == self._first_step,
             timeout_seconds=self._trainer.eval_timeout_seconds,
             stop=self._stop,
         )
@@ -137,7 +141,9 @@ class Evaluations:
             self._trackers.log({"eval": metrics.figures()}, metrics.version)
             figures = metrics.model_dump(mode="json", exclude_none=True)
             await self._store.figures.put_evaluation(self._trainer.consumer, figures)
-            logger.info("evaluation of version %d: %s", metrics.version, metrics.one_line())
+            logger.info(
+                "evaluation of version %d: %s", self._number(metrics.version), metrics.one_line()
+            )
 
 
 async def ask(

@@ -28,6 +28,7 @@ from agentrl.data.shown_images import ImageBook
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.schema import Control, DBRecordData, Run, TurnTraining
+from agentrl.schema.lost_versions import counted_in_steps
 from agentrl.schema.run import ANY_AGE
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup, ending_ranks_on_error, learners, run_on_ranks
@@ -210,6 +211,9 @@ async def _replay_step(
     step = recorded.step
     trainings, records = await store.ledger.trained_groups(config.trainer.consumer, step)
     turns = (turn for of_task in records for record in of_task for turn in record.turns)
+    run = await store.runs.get()
+    lost = () if run is None else run.lost_versions
+    records = [[counted_in_steps(one, lost) for one in of_task] for of_task in records]
     groups, differences = _select(config, step, trainings, records, await images.book(turns))
     build = partial(
         build_training_step,

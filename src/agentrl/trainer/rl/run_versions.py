@@ -15,8 +15,9 @@ expires.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -27,6 +28,7 @@ from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
 from agentrl.inference.weight_sync.delivery import Delivery
 from agentrl.inference.weight_sync.ipc_delivery import IpcDelivery
+from agentrl.schema.lost_versions import LostVersions, version_of
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup
 from agentrl.trainer.checkpoint import CheckpointSaver
@@ -56,9 +58,14 @@ class RunVersions:
             saved_step=session.history.last_step,
             on_saved=lambda step: run.store.ledger.commit(config.trainer.consumer, step),
         )
+        self._lost: Sequence[LostVersions] = ()
         self._written: int | None = None
-        """Version whose files are complete."""
+        """Step whose files are complete."""
         self._announced: int | None = None
+
+    def number(self, step: int) -> int:
+        """Return the version of the weights after a step."""
+        return version_of(step, self._lost)
 
     async def publish_first(self, *, leads: bool) -> None:
         """Write and deliver the weights that the run starts from."""
@@ -66,15 +73,15 @@ class RunVersions:
         lost = await self._store.runs.note_lost_versions(step) if leads else None
         if lost is not None:
             logger.warning(
-                "the run resumes after step %d, and checkpoints of later steps are lost: versions "
-                "%d to %d get new weights; records of the lost ones count as steps away from "
+                "the run resumes after step %d, whose version is %d: the weights of versions %d to %d are "
+                "lost, and the next version is %d; records of the lost ones count as steps away from "
                 "version %d, and those beyond --max_staleness are dropped",
-                *(step, step + 1, lost.last, step),
+                *(step, lost.after, lost.after + 1, lost.last, lost.last + 1, lost.after),
             )
+        if leads and (run := await self._store.runs.get()) is not None:
+            self._lost = run.lost_versions
         await self._write(step, None)
         await self.publish()
-        if leads:
-            await self._store.runs.end_lost_versions()
 
     async def acquire_device(self, seconds: Seconds) -> None:
         """Take the devices of colocated servers, unless this trainer has them."""
@@ -96,7 +103,7 @@ class RunVersions:
         step = self._history.last_step
         await self._write(step, seconds)
         with self._history.timed("checkpoint", seconds):
-            await self._saver.save(self._publisher.directory(step), self._history)
+            await self._saver.save(self._directory(step), self._history)
 
     async def publish(self, seconds: Seconds | None = None) -> None:
         """Deliver the newest version to the servers; sleeping ones of a colocated run wake with it."""
@@ -109,7 +116,7 @@ class RunVersions:
         with self._history.timed("publish", seconds):
             is_written = self._written == step
             report = await self._publisher.announce(
-                step, None if is_written else self._group.export
+                self.number(step), None if is_written else self._group.export
             )
             self._announced = step
             if (
@@ -131,7 +138,7 @@ class RunVersions:
             await self._publisher.settle()
             step = self._history.last_step
             if self._saver.saved_step < step:
-                await self._saver.save(self._publisher.directory(step), self._history)
+                await self._saver.save(self._directory(step), self._history)
                 await self._saver.settle()
 
     async def cancel(self) -> None:
@@ -145,8 +152,11 @@ class RunVersions:
             if self._announced == step:
                 await self._publisher.settle()  # it writes what it announced
             else:
-                await self._group.export(self._publisher.directory(step))
+                await self._group.export(self._directory(step))
         self._written = step
+
+    def _directory(self, step: int) -> Path:
+        return self._publisher.directory(self.number(step))
 
 
 def _publisher_of(

@@ -34,7 +34,7 @@ from agentrl.schema import (
     LedgerEntry,
     score_of,
 )
-from agentrl.schema.lost_versions import LostVersions, counted_as_old
+from agentrl.schema.lost_versions import LostVersions, counted_in_steps
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -391,7 +391,7 @@ class GroupReader:
             Whether the group has turns to train on.
         """
         version = collected.step - 1
-        records = [counted_as_old(record, self.lost_versions) for record in records]
+        records = [counted_in_steps(record, self.lost_versions) for record in records]
         entries = {record.record_id: record.ledger.get(self._consumer) for record in records}
         eligible = {
             record_id
@@ -418,7 +418,7 @@ class GroupReader:
         collected.dropped.update(dropped.values())
         oldest = [record.min_version for record in records if record.record_id in kept]
         collected.ages += [None if one is None else max(0, version - one) for one in oldest]
-        if all(entry is None for entry in entries.values()):
+        if all(entry is None or entry.status == "ready" for entry in entries.values()):
             collected.new_groups.append(group)
             collected.records += map(ReadRecord.of, records)
         return group.usable

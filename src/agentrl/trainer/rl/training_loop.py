@@ -227,7 +227,9 @@ class TrainingRun:
         )
         self._phase = PhaseReporter(run.store)
         questions = eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else []
-        self._evaluations = Evaluations(session, run.store, questions, self._phase)
+        self._evaluations = Evaluations(
+            session, run.store, questions, self._phase, self._versions.number
+        )
         self._stop = session.stop
         self._started = time.monotonic()
         self.learner = RunLearner(session, config, run.store)
@@ -246,7 +248,7 @@ class TrainingRun:
 
     @property
     def step(self) -> int:
-        """Steps done so far: the version of the newest weights."""
+        """Steps done so far."""
         return self._history.last_step
 
     @property
@@ -357,7 +359,7 @@ class TrainingRun:
         self._history.steps[-1] = metrics
         self._groups = self._batch = self._metrics = self._reports = self.learner.outcome = None
         self._session.report(metrics)
-        await call_after_step(self._trainer.on_step, metrics)
+        await call_after_step(self._trainer.on_step, metrics, self._versions.number(step))
         figures = metrics.model_dump(mode="json", exclude_none=True)
         await self.store.figures.put_step(self._consumer, figures)
         if step % self._trainer.logging_steps == 0:

@@ -117,7 +117,7 @@ async def test_files_and_database_that_do_not_belong_together_are_told(
     note = await check_checkpoints(config, store)
     assert note is not None
     assert "was at version 3, and" in note
-    assert "training restarts from version 0" in note
+    assert "training restarts from step 0" in note
 
 
 def test_flags_that_a_run_did_not_begin_with_are_noted(tmp_path: Path) -> None:

@@ -21,7 +21,11 @@ async def entries(store: TrajectoryStore) -> list[LedgerEntry]:
 
 
 async def standing(store: TrajectoryStore) -> list[tuple[str, int | None, tuple[int, ...]]]:
-    return [(entry.status, entry.step, entry.trained_at) for entry in await entries(store)]
+    """Return status, step and trainings; a ready record only remembers the step that was lost."""
+    return [
+        (entry.status, None if entry.status == "ready" else entry.step, entry.trained_at)
+        for entry in await entries(store)
+    ]
 
 
 def ids(groups: list[list[DBRecordData]]) -> list[str]:

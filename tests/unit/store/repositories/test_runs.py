@@ -62,12 +62,13 @@ async def test_the_latest_policy_is_the_one_that_servers_should_serve(
     latest = await store.policies.latest()
     assert latest is not None
     assert latest.version == 3
-    # A trainer that resumed from the checkpoint of step 1 publishes version 2 anew.
+    # A trainer that resumed from the checkpoint of step 2 publishes version 2 anew; 3 is lost.
     await store.policies.publish(policy(2, "anew"))
     assert [(p.version, p.checksum) for p in await store.policies.all()] == [
         (0, "c"),
         (1, "c"),
         (2, "anew"),
+        (3, "c"),
     ]
     run = await store.runs.get()
     assert run is not None

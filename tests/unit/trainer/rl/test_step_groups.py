@@ -10,8 +10,8 @@ from support.training import Player, train_tasks
 
 from agentrl.config.sections import AlgorithmSection, TrainerSection
 from agentrl.errors import TrainingError
-from agentrl.schema import Control, Record, Run
-from agentrl.schema.lost_versions import LostVersions
+from agentrl.schema import Control, Policy, Record, Run
+from agentrl.schema.lost_versions import LostVersions, step_of, version_of
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.step_groups import Admission, GroupReader, RecordImages
 
@@ -106,30 +106,58 @@ async def test_records_of_lost_versions_are_not_fresh(
 ) -> None:
     await store.runs.create(Run(name=store.database_name))
     await store.trainer_leases.acquire("trainer", "host:1:a", 60)
-    await store.ledger.commit("trainer", 3)
+    for version in range(4):
+        await store.policies.publish(Policy(version=version, path="p", num_bytes=1))
     await store.tasks.add(make_task(number) for number in range(4))
-    for version in (1, 2, 3):
+    for version in (1, 2, 3, 4):
         for score in (0.0, 1.0):
             await play(store, await claim(store), version=version, score=score)
     assert await store.runs.note_lost_versions(3) is None
-    lost = await store.runs.note_lost_versions(1)
-    assert lost is not None
-    assert (lost.after, lost.last) == (1, 3)
+    # No checkpoint holds steps 2 and 3, which were published: step 2 makes version 4 now.
+    assert await store.runs.note_lost_versions(1) == LostVersions(after=1, last=3)
     assert await store.runs.note_lost_versions(1) is None  # the next start resumes what it wrote
-    await store.runs.end_lost_versions()
-    for score in (0.0, 1.0):
-        await play(store, await claim(store), version=2, score=score)
+    await store.policies.publish(Policy(version=1, path="p", num_bytes=1))
+    assert len(await store.policies.all()) == 4
+    await store.policies.publish(Policy(version=4, path="p", num_bytes=1))
     run = await store.runs.get()
     assert run is not None
-    assert run.lost_versions[0].until is not None
+    assert run.step == 2
+    made = await store.policies.of_step(2)
+    assert made is not None
+    assert made.version == 4
     reads = Reads(store, monkeypatch)
     reads.reader.lost_versions = run.lost_versions
     reads.reader.control = Control(groups_per_step=2, max_staleness=1)
     found = await reads.reader.read_step(3, groups_consumed=2, stop=asyncio.Event())
-    # Version 1 is an ancestor of the new version 2; the lost version 2 is two steps away from it.
+    # Version 1 is an ancestor of version 4; the lost version 2 is two steps away from it.
     assert [group.task_id for group in found.usable] == ["train/0/q0", "train/0/q3"]
     assert dict(found.dropped) == {"stale": 4}
     assert found.staleness == {0: 2, 1: 2}
+
+
+async def test_a_step_that_is_made_again_reads_the_groups_that_it_read_before(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    await store.trainer_leases.acquire("trainer", "host:1:a", 60)
+    await store.tasks.add(make_task(number) for number in range(4))
+    late = [await claim(store) for _ in range(2)]
+    for scores in ((0.0, 1.0), (1.0, 1.0), (0.0, 1.0)):
+        for score in scores:
+            await play(store, await claim(store), score=score)
+    reads = Reads(store, monkeypatch, staleness_policy="drop")
+    reads.reader.control = Control(groups_per_step=2)
+
+    async def read() -> tuple[list[str], int]:
+        found = await reads.reader.read_step(1, groups_consumed=0, stop=asyncio.Event())
+        return [group.task_id for group in found.groups], len(found.new_groups)
+
+    first = await read()
+    assert first == (["train/0/q1", "train/0/q2", "train/0/q3"], 3)
+    for claimed, score in zip(late, (0.0, 1.0), strict=True):
+        await play(store, claimed, score=score)
+    await store.ledger.recover("trainer", 0)
+    assert await read() == first
 
 
 async def test_a_record_is_trained_again_while_it_has_a_training_left(
@@ -145,9 +173,14 @@ async def test_a_record_is_trained_again_while_it_has_a_training_left(
     assert [turn.record_id for turn in found.groups[0].turns] == [second]
 
 
-def test_lost_versions_are_mirrored_at_the_version_that_was_resumed() -> None:
-    lost = LostVersions(after=4, last=9)
-    assert [lost.age_of(version) for version in (3, 4, 5, 8, 9)] == [3, 4, 3, 0, -2]
+def test_no_number_is_given_twice_and_a_lost_one_is_mirrored_at_the_version_that_was_resumed() -> (
+    None
+):
+    # Steps 5 to 8 make versions 10 to 13, of which 12 and 13 are lost after step 6.
+    lost = [LostVersions(after=4, last=9), LostVersions(after=11, last=13)]
+    assert [version_of(step, lost) for step in (0, 4, 5, 6, 7, 8)] == [0, 4, 10, 11, 14, 15]
+    assert [step_of(version, lost) for version in (-1, 3, 4, 10, 11, 14)] == [-1, 3, 4, 5, 6, 7]
+    assert [step_of(version, lost) for version in (5, 8, 9, 12, 13)] == [3, 0, -2, 5, 4]
 
 
 def test_samplers_bring_what_the_steps_ahead_use_up() -> None:

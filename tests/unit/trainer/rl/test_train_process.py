@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,7 @@ from agentrl.errors import (
 )
 from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import Record, Run, Score, Split, rebuild_prompts
+from agentrl.schema.lost_versions import LostVersions
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import mesh_shape
 from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
@@ -71,13 +73,13 @@ def newest_checkpoint(output_path: Path) -> Checkpoint:
 
 
 async def ledger_of(store: TrajectoryStore, split: Split = "train") -> Ledger:
-    """Task id -> (status, step, reason) of its records."""
+    """Task id -> (status, step, reason) of its records; None for ready ones."""
     found: Ledger = {}
     async for task in store.tasks.find(split=split):
         document = await store.database["record_data"].find({"task_id": task.id}).to_list()
         found[task.id] = [
             (entry["status"], entry["step"], entry["reason"])
-            if (entry := data.get("ledger", {}).get("trainer"))
+            if "status" in (entry := data.get("ledger", {}).get("trainer", {}))
             else None
             for data in document
         ]
@@ -184,7 +186,22 @@ async def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     assert await ledger_of(store) == ledger
     resumed = json.loads(again.summary_path.read_text())
     assert resumed["reward_mean"] == summary["reward_mean"]
-    assert (await run_of(store)).policy_version == 2
+    run = await run_of(store)
+    assert (run.policy_version, run.step) == (3, 2)
+    assert run.lost_versions == (LostVersions(after=1, last=2),)
+    # Without any checkpoint, both steps are made again, of the same groups.
+    shutil.rmtree(first.output_path / "checkpoints")
+    await train(config)
+    assert await ledger_of(store) == ledger
+    run = await run_of(store)
+    assert (run.policy_version, run.step) == (5, 2)
+    assert run.lost_versions == (LostVersions(after=0, last=3),)
+    policies = await store.policies.all()
+    assert [policy.version for policy in policies] == [*range(6)]
+    sums = [policy.checksum for policy in policies]
+    assert sums == [*sums[:3], sums[2], sums[1], sums[2]]
+    lineage = await store.lineage.of_step(2)
+    assert lineage.policy == policies[5]
 
 
 async def test_the_first_published_version_is_the_model_itself(
