@@ -61,11 +61,12 @@ def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
 @click.option("--outcome", type=click.Choice(get_args(Outcome)), help="How the rollout ended.")
 @click.option("--tool", metavar="NAME", help="A tool that the model called.")
 @click.option("--step", type=Count(), help="Optimizer step that trained or dropped the records.")
+@click.option("--column", metavar="NAME=VALUE", help="A value in a column of the question.")
 @click.option("--search", metavar="TEXT", help="Text in the question, a reply or a tool result.")
 @click.option("--limit", type=Count(), default=20, help="Maximum number of records to show. [20]")
 @_json_option
 async def records(config: RootConfig, limit: int, as_json: bool, **wanted: Any) -> int:
-    """Find records by score, outcome, tool, step or text; best scores or latest questions first."""
+    """Find records by score, outcome, tool, step, column or text; best scores or latest questions first."""
     from agentrl.plugins.inspector import tables
     from agentrl.store.views.record_search import RecordFilter, ScoreFilter
 

@@ -68,9 +68,12 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
     steps = await store.figures.last_steps(consumer, ALARM_STEPS)
     evaluations = await store.figures.evaluations(consumer)
     alarms = find_alarms(run, steps, fleet, missing, answers, evaluations)
+    state = await _state(store, run)
+    first = await store.reports.first_answers() if state["status"] == "interrupted" else None
     return {
         "name": run.name,
-        **await _state(store, run),
+        **state,
+        "first_answers": None if first is None or run.policy_version else str(first),
         "consumer": consumer,
         "policy_version": run.policy_version,
         "admitted_groups": run.admitted_groups,

@@ -22,6 +22,7 @@ from agentrl.store.collections.indexes import BROWSED, TURN_WORDS
 from agentrl.store.database import Repository, operation
 from agentrl.store.documents.codec import Document, encode, without_none
 from agentrl.store.documents.expressions import shown
+from agentrl.store.views.record_search import of_column
 
 MAX_MILLISECONDS = 2000
 """The server aborts a query that takes longer."""
@@ -50,6 +51,8 @@ class GroupFilter(Value):
     tag: str | None = None
     """A label of the question, or the name of an evaluation."""
     tool: str | None = None
+    column: str | None = None
+    """A value in a column of the question; see `of_column`."""
     text: str | None = None
     """Words of the question, of an answer, of a judge, or of turns where they are indexed."""
     min_spread: float | None = None
@@ -69,8 +72,9 @@ class GroupFilter(Value):
 
     @property
     def depends_only_on_rollouts(self) -> bool:
-        """Whether the filter depends on rollouts, but not on text, tool or tag."""
-        return self.depends_on_rollouts and self.text is self.tool is self.tag is None
+        """Whether the filter depends on rollouts, but not on text, tool, tag or column."""
+        others = (self.text, self.tool, self.tag, self.column)
+        return self.depends_on_rollouts and others == (None,) * len(others)
 
     def rollout_expressions(self) -> list[Document]:
         """Return the expressions that one rollout of the group must all match."""
@@ -186,13 +190,22 @@ class BrowseRepository(Repository):
         return GroupPage(groups=tuple(await self.rows(found)), next=place)
 
     async def _first_place(self, split: Split, *, newest: bool) -> Place | None:
-        """Return the place before all groups; with `newest`, the one after all admitted groups."""
+        """Return the place before all groups; with `newest`, the one after the last that was begun."""
         if not newest:
             return Place(-(2**31), "")
-        if split != "train":
-            return Place(0, "")
-        run = await self._db.runs.find_one({}, {"admitted_groups": 1})
-        return None if run is None else Place(run["admitted_groups"], "")
+        orders: Document = {"$gte": 0} if split == "train" else {"$lt": 0}
+        begun = await asyncio.gather(
+            *(
+                self._db.records.find_one(
+                    {"status": status, "order": orders},
+                    {"_id": 0, "order": 1},
+                    sort=[("order", -1)],
+                )
+                for status in ("running", "finished", "scored", "failed")
+            )
+        )
+        last = [one["order"] for one in begun if one is not None]
+        return Place(max(last) + 1, "") if last else None
 
     async def _candidates(
         self, wanted: GroupFilter, place: Place, *, newest: bool
@@ -255,9 +268,13 @@ class BrowseRepository(Repository):
         if wanted.tool is not None:
             found = self._db.records.find({**by_tool, "split": wanted.split}, {"task_id": 1})
             matching &= {one["task_id"] async for one in found.max_time_ms(MAX_MILLISECONDS)}
+        asked: list[Document] = []
         if wanted.tag is not None:
-            labeled: Document = {"$or": [{"tags": wanted.tag}, {"tag": wanted.tag}]}
-            found = self._db.tasks.find({"_id": {"$in": list(matching)}, **labeled}, {"_id": 1})
+            asked.append({"$or": [{"tags": wanted.tag}, {"tag": wanted.tag}]})
+        if wanted.column is not None:
+            asked.append(of_column(wanted.column))
+        if asked:
+            found = self._db.tasks.find({"_id": {"$in": list(matching)}, "$and": asked}, {"_id": 1})
             matching &= {one["_id"] async for one in found.max_time_ms(MAX_MILLISECONDS)}
         return matching
 

@@ -1,24 +1,27 @@
-"""Finds records by score, outcome, tool, optimizer step or text.
+"""Finds records by score, outcome, tool, optimizer step, column or text.
 
 Input: a `RecordFilter`. Output: Records. With a score condition, the index `by_score` returns them
-in order of score; otherwise the index `claimable` returns the latest questions first. Tools and
-texts are searched record by record until enough are found, because an index over all turns would be
+in order of score; otherwise the index `claimable` returns the latest questions first. Tools, columns
+and texts are searched record by record until enough are found, because an index over all turns would be
 too large.
 """
 
+import json
 import re
+from contextlib import suppress
 from typing import Any, Self
 
 from agentrl.errors import ConfigError
 from agentrl.schema import Outcome, Record
 from agentrl.schema.base import Value
 from agentrl.store.database import RunDatabase
-from agentrl.store.documents.codec import Document, from_document
+from agentrl.store.documents.codec import Document, encode, from_document
 from agentrl.store.documents.expressions import lookup
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _COMPARISON = re.compile(rf"(>=|<=|==?|>|<|)\s*({_NUMBER})", re.IGNORECASE)
 _RANGE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})", re.IGNORECASE)
+_COLUMN = re.compile(r"\s*([^\s$=\0][^=\0]*?)\s*=\s*(.*?)\s*", re.DOTALL)
 _OPERATORS = {">=": "$gte", "<=": "$lte", ">": "$gt", "<": "$lt"}
 
 
@@ -48,6 +51,23 @@ class ScoreFilter(Value):
         return self.condition.keys() <= {"$lt", "$lte"}
 
 
+def of_column(text: str) -> Document:
+    """Return the filter of questions with a value in a column of their own.
+
+    Args:
+        text: `NAME=VALUE`, or `NAME.KEY=VALUE` of an object. VALUE is a text, number, true or false;
+            one item of a list is enough.
+    """
+    found = _COLUMN.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r} is not a condition on a column; give NAME=VALUE")
+    values: list[Any] = [encode(found[2])]
+    if not found[2].startswith(("[", "{")):
+        with suppress(ValueError):
+            values.append(encode(json.loads(found[2])))
+    return {f"columns.{encode(found[1])}": {"$in": values}}
+
+
 class RecordFilter(Value):
     """Conditions on the records to find; None means any."""
 
@@ -57,6 +77,8 @@ class RecordFilter(Value):
     """Name of a tool that the model called."""
     step: int | None = None
     """Optimizer step that trained or dropped them."""
+    column: str | None = None
+    """A value in a column of the question; see `of_column`."""
     search: str | None = None
     """Case-insensitive text in the question, the answer, the error, a reply, a tool result or a
     message. Very long texts are stored separately and not searched."""
@@ -102,6 +124,12 @@ def _turn_stages(wanted: RecordFilter) -> list[Document]:
         stages += [
             _turn_lookup({"tool_calls.name": wanted.tool}),
             {"$match": {"found": {"$ne": []}}},
+        ]
+    if wanted.column is not None:
+        asked: Document = {"$match": of_column(wanted.column)}
+        stages += [
+            lookup("tasks", "task_id", "_id", "task", asked, {"$project": {"_id": 1}}),
+            {"$match": {"task": {"$ne": []}}},
         ]
     if wanted.search is not None:
         text: dict[str, Any] = {"$regex": re.escape(wanted.search), "$options": "i"}

@@ -142,8 +142,10 @@ SEARCHES: list[tuple[list[str], list[int]]] = [
     (["--search", "look \x1b[31mit"], [0]),  # a reply
     (["--search", "item 0 COST?"], [1, 0]),  # the question
     (["--search", "a.b*("], []),
+    (["--column", "shelf=0"], [1, 0]),
+    (["--column", "shelf=1"], []),
     (["--limit", "1"], [1]),
-    (["--score", ">=0", "--tool", "lookup", "--search", "euro", "--step", "1"], [0]),
+    (["--score", ">=0", "--tool", "lookup", "--search", "euro", "--column", "shelf=0"], [0]),
 ]
 
 

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from support.inspected import seed, step_figures
+from support.inspected import NUM_GROUPS, seed, step_figures
 from support.stored import claim, make_task, make_turn
 from unit.plugins.inspector.conftest import RUN, opened_inspector, run_elsewhere
 from unit.plugins.inspector.test_inspector_pages import findings, opened
@@ -32,7 +33,10 @@ def long_run(run_uri: str, mongod: EmbeddedMongo) -> Iterator[None]:
         async with TrajectoryStore.connect(other_uri) as store:
             await seed(store, OTHER_SEED)
             await store.figures.rewind("trainer", 3, steps, evals)
-            await store.database.runs.update_one({}, {"$set": {"config.seed": 2}})
+            await store.tasks.add([make_task(number) for number in range(NUM_GROUPS, 9)])
+            lease = {"owner": "gone:1:aa", "fence": 1, "expires_at": datetime.now(UTC)}
+            changes = {"config.seed": 2, "trainer_leases.trainer": lease, "policy_version": 0}
+            await store.database.runs.update_one({}, {"$set": changes})
 
     async def drop() -> None:
         async with TrajectoryStore.connect(other_uri) as store:
@@ -115,6 +119,30 @@ def test_runs_are_laid_over_one_another_and_seeds_become_a_band(page: Page, insp
     lines.first.click()
     expect(lines.first).to_have_attribute("aria-pressed", "false")
     assert findings(page) == []
+
+
+def test_groups_open_on_what_was_sampled_last(page: Page, inspector: str) -> None:
+    opened(page, inspector, f"/runs/{OTHER_SEED}/groups")
+    rows = page.locator(".group-row")
+    expect(rows).to_have_count(NUM_GROUPS)
+    expect(rows.first).to_contain_text(f"item {NUM_GROUPS - 1}")
+    unsampled = 9 - NUM_GROUPS
+    expect(page.get_by_role("status")).to_have_text(
+        f"9 groups, {unsampled} of them not sampled yet"
+    )
+    page.get_by_label("Order").select_option("oldest first")
+    expect(rows).to_have_count(9)
+    expect(page.get_by_role("status")).to_have_text("9 groups")
+
+
+def test_a_trainer_that_is_gone_is_shown_as_stopped(page: Page, inspector: str) -> None:
+    opened(page, inspector, f"/runs/{OTHER_SEED}")
+    trainer = (
+        page.get_by_role("region", name="Fleet").get_by_role("row").filter(has_text="gone:1:aa")
+    )
+    expect(trainer).to_contain_text("stopped")
+    report = page.get_by_label("First answers")
+    expect(report).to_contain_text("the first 5 answers, to 3 questions, before any training")
 
 
 @pytest.fixture(scope="module")

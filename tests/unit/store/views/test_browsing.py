@@ -1,11 +1,13 @@
 from typing import Any
 
+import pytest
 from pymongo import AsyncMongoClient
 from support.inspected import HOSTILE_RECORD, seed
 from support.stored import claim, fill, make_task, make_turn, play
 from unit.store.collections.test_indexes import Commands, stages
 
-from agentrl.schema import ToolCall
+from agentrl.errors import ConfigError
+from agentrl.schema import Split, ToolCall
 from agentrl.store import TrajectoryStore
 from agentrl.store.views.browsing import GroupFilter, GroupPage, Place
 
@@ -14,6 +16,7 @@ PAGES: list[GroupFilter] = [
     GroupFilter(min_spread=0.5),
     GroupFilter(outcome="answered", min_score=0.5, max_score=1.0, version=0, min_attempts=1),
     GroupFilter(tag="counting"),
+    GroupFilter(column="shelf=1", min_score=0.5),
     GroupFilter(tool="lookup", min_tokens=10),
     GroupFilter(text="zloty"),
     GroupFilter(text="answer 3", tag="counting", tool="lookup"),
@@ -74,6 +77,49 @@ async def test_groups_are_found_by_tool_tag_and_text(store: TrajectoryStore) -> 
     assert ids(await store.browse.groups(GroupFilter(tool="other"), limit=9)) == []
     by_answer = GroupFilter(text="answer 3")
     assert ids(await store.browse.groups(by_answer, limit=9)) == ["train/0/q1"]
+
+
+async def test_groups_are_found_by_a_column_of_their_question(store: TrajectoryStore) -> None:
+    columns: list[dict[str, Any]] = [
+        {"kind": "close", "n": 3, "of": {"project": "web"}},
+        {"kind": "3", "labels": ["ui", "late"], "done": True},
+        {},
+    ]
+    tasks = [make_task(number) for number in range(3)]
+    await store.tasks.add(
+        [one.model_copy(update={"columns": own}) for one, own in zip(tasks, columns, strict=True)]
+    )
+
+    async def found(condition: str) -> list[int]:
+        page = await store.browse.groups(GroupFilter(column=condition), limit=9)
+        return [group.order for group in page.groups]
+
+    assert await found("kind=close") == [0]
+    assert await found(" of.project = web ") == [0]
+    assert await found("n=3") == [0]
+    assert await found("n=3.0") == [0]
+    assert await found("kind=3") == [1]
+    assert await found("labels=late") == [1]
+    assert await found("done=true") == [1]
+    for other in ("kind=Close", "kind=", "none=1", "n={}", 'kind={"$gt": ""}', "n=" + "9" * 5000):
+        assert await found(other) == []
+    for wrong in ("kind", "=close", "$where=1", "a\0=1"):
+        with pytest.raises(ConfigError, match="give NAME=VALUE"):
+            await found(wrong)
+
+
+async def test_the_newest_groups_are_those_that_were_begun_last(store: TrajectoryStore) -> None:
+    await fill(store, 2)
+    later = [make_task(number) for number in range(2, 6)]
+    await store.tasks.add([*later, make_task(0, split="eval"), make_task(1, split="eval")])
+
+    async def newest(split: Split) -> list[int]:
+        page = await store.browse.groups(GroupFilter(split=split), limit=9, newest=True)
+        return [group.order for group in page.groups]
+
+    assert (await newest("train"), await newest("eval")) == ([1, 0], [])
+    record = await claim(store)
+    assert (record.split, await newest("eval")) == ("eval", [record.order])
 
 
 async def test_a_new_attempt_forgets_the_tools_of_the_last(store: TrajectoryStore) -> None:

@@ -63,6 +63,8 @@ export interface Overview {
   is_live: boolean;
   policy_version: number;
   admitted_groups: number;
+  /** The console's report on the answers before any training, of a run that was interrupted before step 1. */
+  first_answers: string | null;
   control: Record<string, unknown> & { sampling_paused: boolean };
   control_problems: string[];
   is_imported: boolean;
@@ -326,6 +328,7 @@ export interface RecordAnswer {
   task: Record<string, unknown> & {
     query?: CutText;
     answer: CutText | null;
+    columns: CutText | null;
     num_generations: number;
     images?: string[];
   };

@@ -64,6 +64,9 @@ export function GroupsPage({ run }: { run: string }) {
         <Field label="Tag">
           <input value={given["tag"] ?? ""} onChange={(e) => set({ tag: e.currentTarget.value })} />
         </Field>
+        <Field label="Column">
+          <input placeholder="name=value" value={given["column"] ?? ""} onChange={(e) => set({ column: e.currentTarget.value })} />
+        </Field>
         <Field label="Outcome">
           <select value={given["outcome"] ?? ""} onChange={(e) => set({ outcome: e.currentTarget.value })}>
             <option value="">any</option>
@@ -130,6 +133,7 @@ function Rows({ run, filters }: { run: string; filters: Record<string, string> }
       <div class="row bar-row">
         <span class="quiet" role="status">
           {number(total ?? groups.length)} {(total ?? groups.length) === 1 ? "group" : "groups"}
+          {total !== null && next === null && groups.length < total && `, ${number(total - groups.length)} of them not sampled yet`}
           {total === null && next && (busy ? ", looking for more…" : " and more")}
         </span>
         <ul class="legend" aria-label="Cells">

@@ -78,6 +78,7 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
           {record.final_answer ? <LongText run={run} text={record.final_answer} plain label="Answer" /> : <p class="quiet">None.</p>}
           <h3>Reference</h3>
           {value.task.answer ? <LongText run={run} text={value.task.answer} plain label="Reference" /> : <p class="quiet">None.</p>}
+          {value.task.columns && <><h3>Columns of the question</h3><LongText run={run} text={value.task.columns} label="Columns of the question" /></>}
           {record.error && <><h3>Error</h3><LongText run={run} text={record.error} plain label="Error" /></>}
         </Section>
         <Section title="Facts">

@@ -27,7 +27,7 @@ const MORE = [
 /** Shown of runs whose groups branch; for chains, most of them stand still. */
 const OF_BRANCHES = ["credit_spread", "saved_groups", "branch_reuse", "merge_rollouts"];
 const MOST_MARKS = 60;
-const ENDED = new Set(["completed", "failed"]);
+const ENDED = new Set(["completed", "no_signal", "failed"]);
 
 export function RunPage({ run, session }: { run: string; session: Session | null }) {
   useTitle(run);
@@ -68,6 +68,7 @@ export function RunPage({ run, session }: { run: string; session: Session | null
           {view.control_problems.map((text) => <li key={text} class="warning"><b>control left out</b> {text}</li>)}
         </ul>
       )}
+      {view.first_answers && <Section title="First answers"><Block text={view.first_answers} plain label="First answers" /></Section>}
       {session?.tour && <TourCard run={run} tour={session.tour} />}
       <Section title="Steps">
         {steps && steps.step.length > 0 ? (
@@ -252,7 +253,7 @@ function Fleet({ view }: { view: Overview }) {
             {Object.entries(view.trainer_leases).map(([name, lease]) => (
               <tr key={name}>
                 <td>{name} <span class="quiet">{lease.owner}</span></td>
-                <td>{lease.expires_at > now ? <Status value="training" /> : <Badge kind="plain">{ENDED.has(view.status) ? "ended" : "lease expired"}</Badge>}</td>
+                <td>{view.status === "interrupted" ? <Status value="stopped" /> : lease.expires_at > now ? <Status value="training" /> : <Badge kind="plain">{ENDED.has(view.status) ? "ended" : "lease expired"}</Badge>}</td>
                 <td /><td class="num">{number(view.policy_version)}</td><td />
               </tr>
             ))}
