@@ -113,6 +113,8 @@ def _same(right: Any, answer: Any) -> bool:
         right, answer = _right_side(right), _right_side(answer)
         if isinstance(right, sympy.Eq) or isinstance(answer, sympy.Eq):
             return False
+    if isinstance(right, sympy.Interval) != isinstance(answer, sympy.Interval):
+        right, answer = _solutions(right), _solutions(answer)
     if isinstance(right, sympy.Expr) and isinstance(answer, sympy.Expr):
         return _same_expression(right, answer)
     if isinstance(right, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
@@ -134,6 +136,18 @@ def _right_side(value: Any) -> Any:
         return value
     is_name = not value.lhs.free_symbols or is_expr_of_only_symbols(value.lhs)
     return value.rhs if is_name else value
+
+
+def _solutions(value: Any) -> Any:
+    """Return the interval to which inequalities bound one symbol: [0, 1) of `0 <= x < 1`."""
+    bounds = value.args if isinstance(value, sympy.And) else (value,)
+    sides = [(one.lhs, one.rhs) for one in bounds if isinstance(one, (*_LESS, *_GREATER))]
+    are_bounds = len(sides) == len(bounds) and len(value.free_symbols) == 1
+    if are_bounds and all(
+        (a.is_number and b.is_Symbol) or (a.is_Symbol and b.is_number) for a, b in sides
+    ):
+        return value.as_set()
+    return value
 
 
 def _same_elements(right: Any, answer: Any) -> bool:

@@ -2,7 +2,7 @@ r"""The forms in which a model writes its final answer, by the name of an `answe
 
 | Schema | The answer is |
 |---|---|
-| `boxed` | the argument of the last `\boxed{}`, else of the last `\fbox{}` |
+| `boxed` | the argument of the last `\boxed{}`, else of the last `\fbox{}`, else the number behind `\boxed` |
 | `####`, `Answer:` (a marker: signs `#`, or words with a colon) | the rest of the line after the last one |
 | ```` ``` ```` | the content of the last fenced block |
 | `answer` (the name of a tag) | the content of the last `<answer></answer>` |
@@ -18,6 +18,7 @@ BOXED, FENCE, TAG = "boxed", "```", "answer"
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _MARKER = re.compile(r"#{2,6}|[A-Za-z][A-Za-z ]{0,30}:")
 _BOXED, _FBOX = re.compile(r"\\boxed\s*+\{"), re.compile(r"\\fbox\s*+\{")
+_BARE = re.compile(r"\\boxed\s*+([+-]?\d(?:[\d.,/]*\d)?)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 """Also matches escaped characters, so that escaped braces, which belong to the answer, are skipped."""
 _FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -90,17 +91,19 @@ def find_answer(text: str, schema: str) -> str | None:
     """Return the final answer in a visible text, or None."""
     if schema == BOXED:
         answer = _last_braced(text, _BOXED)
-        return answer if answer is not None else _last_braced(text, _FBOX)
+        answer = answer if answer is not None else _last_braced(text, _FBOX)
+        return answer if answer is not None else next(iter(_BARE.findall(text)[-1:]), None)
     if schema == FENCE:
         blocks = _FENCED.findall(text)
         return str(blocks[-1]) if blocks else None
     if _MARKER.fullmatch(schema):
         _, marker, rest = text.rpartition(schema)
-        return (rest.split("\n", 1)[0].strip() or None) if marker else None
-    open_, close = f"<{schema}>", f"</{schema}>"
-    end = text.rfind(close)
-    start = text.rfind(open_, 0, end) if end >= 0 else -1
-    return text[start + len(open_) : end].strip() if start >= 0 else None
+        # Emphasis around the marker and its answer belongs to neither: **Answer:** 7
+        return (rest.split("\n", 1)[0].strip().strip("*").strip() or None) if marker else None
+    tags = list(re.finditer(rf"<(/?){re.escape(schema)}>", text, re.IGNORECASE))
+    end = max((at for at, tag in enumerate(tags) if tag[1]), default=0)
+    start = next((tag for tag in reversed(tags[:end]) if not tag[1]), None)
+    return text[start.end() : tags[end].start()].strip() if start else None
 
 
 def _last_braced(text: str, command: re.Pattern[str]) -> str | None:
