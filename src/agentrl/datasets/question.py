@@ -27,7 +27,12 @@ from agentrl.datasets.entries import BadEntry
 from agentrl.datasets.row_shapes import shape_of
 from agentrl.runtime.row_files import open_row_file
 from agentrl.schema.answer_form import TAG, asked_schema, is_answer_schema, is_asked
-from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
+from agentrl.schema.image import (
+    IMAGE_MARK,
+    image_addresses,
+    image_from_bytes,
+    image_from_data_url,
+)
 
 ScorerCheck = Callable[[str, Sequence[Any]], None]
 """Raises ConfigError if this scorer cannot compare answers with these references."""
@@ -202,8 +207,9 @@ def _query(entry: Mapping[str, Any]) -> str:
     if value is _MISSING:
         value = _first_content(entry, "user")
     if isinstance(value, list):
-        parts = [part for part in value if isinstance(part, dict) and part.get("type") == "text"]
-        value = "".join(_text(part.get("text"), "text part") for part in parts) if parts else value
+        parts = [part for part in value if isinstance(part, dict)]
+        if any(part.get("type") == "text" for part in parts):
+            value = _marked(parts)
     text = "" if value is None else _text(value, "query")
     if not text.strip():
         found = ", ".join(map(str, list(entry)[:_MAX_LISTED_KEYS])) or "nothing"
@@ -211,6 +217,17 @@ def _query(entry: Mapping[str, Any]) -> str:
             f"no question in {', '.join(_QUERY_KEYS[:4])}, prompt or messages (found: {found})"
         )
     return text
+
+
+def _marked(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the parts of a message as text, with marks of its images unless all of them come first."""
+    text = "".join(
+        _text(part.get("text"), "text part")
+        if part.get("type") == "text"
+        else IMAGE_MARK * (part.get("type") in ("image", "image_url"))
+        for part in parts
+    )
+    return text.removeprefix(IMAGE_MARK * text.count(IMAGE_MARK))
 
 
 def _system_prompt(entry: Mapping[str, Any], defaults: DataSection) -> str:
@@ -320,6 +337,12 @@ def _images(entry: Mapping[str, Any], folder: Path | None) -> tuple[str, ...]:
     if not given and isinstance(content, list):
         given = image_addresses([{"content": content}])
     found = tuple(image_address(image, folder) for image in given)
+    num_marks = _query(entry).count(IMAGE_MARK)
+    if found and num_marks not in (0, len(found)):
+        raise BadEntry(
+            f"{num_marks} marks {IMAGE_MARK} in the question and {len(found)} images; write one for "
+            "each image, or none"
+        )
     if sum(map(len, found)) > _MAX_IMAGE_CHARS:
         raise BadEntry("its images exceed 10 MB in total; give URLs instead")
     return found

@@ -27,7 +27,7 @@ from agentrl.schema import (
     ToolResult,
 )
 from agentrl.schema.answer_form import added_instruction, written
-from agentrl.schema.image import content_with_images
+from agentrl.schema.image import content_with_images, question_content
 from agentrl.tools import ToolBox
 
 REMINDERS_WITH_TOOLS = 2
@@ -260,7 +260,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
             self._instructions,
         )
         query = f"{self.task.query}\n\n{added}" if added else self.task.query
-        return {"role": "user", "content": content_with_images(query, images)}
+        return {"role": "user", "content": question_content(query, images)}
 
     def _reminder(self, *, has_tools: bool) -> str:
         form = written(self.task.answer_schema)

@@ -12,6 +12,8 @@ from agentrl.schema.base import Message, Value
 
 MAX_PIXELS = 64 * 2**20
 """Maximum number of pixels of a decoded image: a small file may expand to gigabytes."""
+IMAGE_MARK = "<image>"
+"""Where a row's text shows the next of its images, in the data sets of verl, LLaMA-Factory and ms-swift."""
 _STORED = "sha256:"
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -117,6 +119,25 @@ def content_with_images(text: str, addresses: Sequence[str]) -> str | list[dict[
     if not addresses:
         return text
     return [*map(image_part, addresses), {"type": "text", "text": text}]
+
+
+def parts_at_marks(text: str) -> list[dict[str, object]]:
+    """Return a text as parts of a message: what stands between its marks, and `image` at each of them."""
+    first, *others = text.split(IMAGE_MARK)
+    parts: list[dict[str, object]] = [{"type": "text", "text": first}]
+    for other in others:
+        parts += [{"type": "image"}, {"type": "text", "text": other}]
+    return [part for part in parts if part.get("text") != ""]
+
+
+def question_content(text: str, addresses: Sequence[str]) -> str | list[dict[str, object]]:
+    """Return the content of a question: its images at its marks, or before its text if it has none."""
+    if not addresses or text.count(IMAGE_MARK) != len(addresses):
+        return content_with_images(text, addresses)
+    left = iter(addresses)
+    return [
+        image_part(next(left)) if part["type"] == "image" else part for part in parts_at_marks(text)
+    ]
 
 
 def shown_text(content: object) -> str:

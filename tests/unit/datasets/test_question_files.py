@@ -11,7 +11,7 @@ from agentrl.datasets.question_files import QuestionFile, load_questions
 from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.errors import DatasetError
 from agentrl.rewards import GroundTruth, MCPScorerFactory
-from agentrl.schema.image import image_from_bytes
+from agentrl.schema.image import image_from_bytes, question_content
 
 DEFAULTS = DataSection(default_scorer="exact", system_prompt="Be brief.")
 
@@ -218,6 +218,55 @@ def test_images_are_read_in_every_form(tmp_path: Path) -> None:
         assert [question.query for question in questions] == ["What is this?"] * 3
         first = image_from_bytes(picture(1)).data_url
         assert [q.images for q in questions] == [(first, web), (inline,), (inline,)]
+
+
+def test_images_stand_where_the_text_marks_them(tmp_path: Path) -> None:
+    web = "https://example.org/{}.png".format
+    picture_part = {"type": "image"}
+    entries: list[dict[str, Any]] = [
+        {
+            "prompt": [{"role": "user", "content": "Is <image> <image>?"}],
+            "images": [web(1), web(2)],
+        },
+        {
+            "prompt": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "Is "},
+                        picture_part,
+                        {"type": "text", "text": " red?"},
+                    ],
+                }
+            ],
+            "images": [web(1)],
+        },
+        {"query": "<image>Which?", "images": [web(1)]},
+        {"query": "What is <image> in HTML?"},
+        {"query": "Which?", "images": [web(1), web(2)]},
+    ]
+    shown = [
+        ["Is ", web(1), " ", web(2), "?"],
+        ["Is ", web(1), " red?"],
+        [web(1), "Which?"],
+        "What is <image> in HTML?",
+        [web(1), web(2), "Which?"],
+    ]
+    with QuestionFile(write_lines(tmp_path / "d.jsonl", *entries), DEFAULTS) as questions:
+        for question, expected in zip(questions, shown, strict=True):
+            content = question_content(question.query, question.images)
+            parts = (
+                content
+                if isinstance(content, str)
+                else [
+                    part["text"] if part["type"] == "text" else part["image_url"]["url"]  # type: ignore[index]
+                    for part in content
+                ]
+            )
+            assert parts == expected
+    path = write_lines(tmp_path / "d.jsonl", {"q": "A <image> and <image>", "image": web(1)})
+    with pytest.raises(DatasetError, match="line 1: 2 marks <image> in the question and 1 images"):
+        load_questions(path, DEFAULTS)
 
 
 def test_images_that_cannot_be_had_are_named_by_their_line(tmp_path: Path) -> None:

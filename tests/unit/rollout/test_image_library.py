@@ -118,6 +118,19 @@ async def test_images_of_questions_and_tools_reach_the_engine_in_their_order(
     )
 
 
+async def test_an_image_of_a_question_is_shown_where_the_question_marks_it(
+    store: TrajectoryStore, seeing: Renderer, tools_url: str
+) -> None:
+    task = task_with(url_of(1)).model_copy(update={"query": "Is <image> red?"})
+    with serve_script(seeing, lambda _: ANSWER) as engine:
+        await begin_run(store, engine, task)
+        async with open_play(store, engine, tools_url) as context:
+            _, turns = await play(store, context)
+    prompt = seeing.decode(engine.requests[0]["input_ids"])
+    assert "Is <|vision_start|><|image_pad|><|vision_end|> red?" in prompt
+    assert_as_sent(turns, engine)
+
+
 async def test_a_task_is_stored_with_the_addresses_of_its_images(store: TrajectoryStore) -> None:
     task = task_with(url_of(1), "https://example.org/a.png")
     await store.tasks.add([task, task.model_copy(update={"id": "train/1/q1"})])

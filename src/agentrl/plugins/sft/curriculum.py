@@ -71,7 +71,7 @@ def file_examples(
         except (RenderError, ImageError) as error:
             raise ConfigError(f"{path}: {demonstration.source}: {error}") from error
         tokens = tuple(turn_tokens(turns, images))
-        examples.append(Example(demonstration.id, tokens, lesson_of(turns)))
+        examples.append(Example(demonstration.id, tokens, lesson_of(turns, renderer.traits)))
     if not examples:
         raise ConfigError(f"{path}: the file has no conversations")
     return examples

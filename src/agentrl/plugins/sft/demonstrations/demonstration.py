@@ -23,7 +23,7 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.renderers.template_traits import REASONING_KEYS
 from agentrl.renderers.tool_calls.typed_values import Parameters
 from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
-from agentrl.schema.image import image_part
+from agentrl.schema.image import IMAGE_MARK, image_part, parts_at_marks
 
 logger = logging.getLogger(__name__)
 _FUNCTION = "demonstrations"
@@ -207,10 +207,9 @@ def _demonstration(entry: Any, where: str, folder: Path | None, *, is_table: boo
     if not isinstance(given, list):
         raise BadEntry('expected an object with a list "messages"')
     tools = _tools(_parsed(entry, "tools"))
-    messages = [
-        _weighted(_with_files(_without_nulls(message, tools if is_table else None), folder))
-        for message in given
-    ]
+    whole = [_without_nulls(message, tools if is_table else None) for message in given]
+    placed = _placed(whole, entry.get("images") or entry.get("image"))
+    messages = [_weighted(_with_files(message, folder)) for message in placed]
     for message in messages:
         if not isinstance(message.get("role"), str):
             raise BadEntry('a message must be an object with a "role"')
@@ -257,10 +256,13 @@ def _weighted(message: Message) -> Message:
 def _without_nulls(message: Any, tools: tuple[dict[str, Any], ...] | None) -> Message:
     """Return a message without the null fields that table formats add to every row.
 
-    Of a table, whose tools are given, this includes arguments that do not admit null.
+    Of a table, whose tools are given, this includes parts of its content, and arguments that do not
+    admit null.
     """
     fields = message if isinstance(message, dict) else {}
     kept = {key: value for key, value in fields.items() if value is not None or key == "content"}
+    if tools is not None and isinstance(kept.get("content"), list):
+        kept["content"] = _pruned(kept["content"])
     if tools is not None and isinstance(kept.get("tool_calls"), list):
         kept["tool_calls"] = [_call_without_nulls(call, tools) for call in kept["tool_calls"]]
     return kept
@@ -294,6 +296,32 @@ def _pruned(value: Any) -> Any:
     }
 
 
+def _placed(messages: Sequence[Message], images: Any) -> list[Message]:
+    """Return messages with the images of a row at their places: marks, and parts without a file."""
+    if not images:
+        return list(messages)
+    given = images if isinstance(images, list) else [images]
+    left, num_places, placed = iter(given), 0, []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str) and IMAGE_MARK in content:
+            content = parts_at_marks(content)
+        if isinstance(content, list):
+            empty = [part == {"type": "image"} for part in content]
+            num_places += sum(empty)
+            content = [
+                {"type": "image", "image": next(left, None)} if is_empty else part
+                for part, is_empty in zip(content, empty, strict=True)
+            ]
+        placed.append({**message, "content": content} if content else message)
+    if num_places != len(given):
+        raise BadEntry(
+            f"{num_places} marks {IMAGE_MARK} (or parts of the type image) in the messages and "
+            f"{len(given)} images; write one for each image"
+        )
+    return placed
+
+
 def _with_files(message: Message, folder: Path | None) -> Message:
     """Return a message with embedded images in place of file names."""
     content = message.get("content")
@@ -306,7 +334,9 @@ def _with_file(part: Any, folder: Path | None) -> Any:
     if not isinstance(part, dict) or part.get("type") not in ("image", "image_url"):
         return part
     named = part.get("image_url", part.get("image"))
-    address = image_address(named["url"] if isinstance(named, dict) else named, folder)
+    if isinstance(named, dict):
+        named = named.get("url", named)
+    address = image_address(named, folder)
     if not address.startswith("data:"):
         raise BadEntry(f"image {address[:80]!r}: conversations must refer to image files, not URLs")
     return image_part(address)

@@ -12,6 +12,7 @@ import pytest
 from support.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
 from support.chat_play import model
 from support.demonstration_play import held
+from support.tool_server import picture
 
 from agentrl.data.tokens import turn_tokens
 from agentrl.errors import DatasetError, RenderError
@@ -20,9 +21,10 @@ from agentrl.plugins.sft.demonstrations.demonstration import (
     demonstration_turns,
     read_demonstrations,
 )
+from agentrl.plugins.sft.learned import lesson_of, suspicions
 from agentrl.renderers import Renderer
 from agentrl.schema import DispatchedSamplingTask, Message, rebuild_prompts
-from agentrl.schema.image import image_part
+from agentrl.schema.image import image_from_bytes, image_part
 
 HELLO = (
     {"role": "system", "content": "be kind"},
@@ -300,6 +302,78 @@ def test_random_demonstrations_go_there_and_back_or_are_refused_by_name(name: st
     assert set(counts.refused) <= MAY_REFUSE.get(name, set())
     # Gemma 3 refuses results of tools, which most demonstrations have.
     assert counts.there_and_back >= (3 if name == "gemma3" else 4)
+
+
+def _shown(messages: Sequence[Message]) -> list[str]:
+    """The texts of messages, with the first bytes of each image."""
+    parts = [
+        part
+        for message in messages
+        for part in (
+            message["content"]
+            if isinstance(message["content"], list)
+            else [{"type": "text", "text": message["content"]}]
+        )
+    ]
+    return [part["text"] if part["type"] == "text" else part["image_url"]["url"] for part in parts]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_images_of_a_row_stand_at_its_marks(tmp_path: Path, suffix: str) -> None:
+    first, second = (image_from_bytes(picture(number)).data_url for number in (1, 2))
+    marked = [
+        {"role": "user", "content": "Is <image> or <image> red?"},
+        {"role": "assistant", "content": "the first"},
+    ]
+    parts = [{"type": "text", "text": "Is "}, {"type": "image"}, {"type": "text", "text": " red?"}]
+    row = {"messages": [{"role": "user", "content": parts}, marked[1]], "images": [first]}
+    path = tmp_path / f"talks.{suffix}"
+    if suffix == "jsonl":
+        rows = [{"messages": marked, "images": [first, second]}, row]
+        path.write_text("\n".join(map(json.dumps, rows)))
+        two, one = read_demonstrations(path)
+        assert _shown(two.messages) == ["Is ", first, " or ", second, " red?", "the first"]
+    else:
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        row["messages"][1]["content"] = [{"type": "text", "text": "the first"}]  # type: ignore[index]
+        row["images"] = [{"bytes": picture(1), "path": None}]
+        parquet.write_table(pa.Table.from_pylist([row]), path)
+        (one,) = read_demonstrations(path)
+    assert _shown(one.messages) == ["Is ", first, " red?", "the first"]
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(json.dumps({"messages": marked, "images": [first]}))
+    with pytest.raises(DatasetError, match=r"2 marks <image> .* in the messages and 1 images"):
+        list(read_demonstrations(path))
+    path.write_text(json.dumps({"messages": marked}))
+    (plain,) = read_demonstrations(path)
+    assert plain.messages[0] == marked[0]
+
+
+def test_replies_without_thinking_or_with_a_second_one_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = THINKING.template.replace("<think>\\n'", "<think>\\n\\n</think>\\n\\n'")
+    monkeypatch.setitem(FAMILIES, "thinking", THINKING)
+    monkeypatch.setitem(FAMILIES, "ended", replace(THINKING, template=ended))
+    thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nhello"}
+
+    def noticed(name: str, *replies: Message) -> tuple[int, int]:
+        renderer = renderer_of(tmp_path, name)
+        lessons = [
+            lesson_of(turns_of(renderer, (HELLO[1], reply)), renderer.traits) for reply in replies
+        ]
+        found = [one.partition(" ")[0] for one in suspicions(lessons)]
+        counts = [
+            sum(getattr(one, f"num_{what}") for one in lessons)
+            for what in ("thoughtless", "reopened")
+        ]
+        assert found == [str(count) for count in counts if count]
+        return counts[0], counts[1]
+
+    assert noticed("qwen3_stripped", HELLO[2], thought, HELLO[4]) == (2, 0)
+    assert noticed("thinking", HELLO[2], thought) == (1, 0)
+    assert noticed("ended", HELLO[2], thought) == (0, 1)
+    assert noticed("qwen25", HELLO[2], thought) == (0, 0)
 
 
 def _schema(name: str, **properties: Any) -> dict[str, Any]:
