@@ -53,6 +53,7 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     run, one is started on its data for the duration of the block; with `create`, also on no data, which
     is deleted if the block fails. Enter this in the main thread.
     """
+    from agentrl.store.mongod_folder import joined_data
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
     given = config.store.db_connection_string
@@ -67,7 +68,8 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
         )
     running = running_uri(data_dir)
     if running is not None:
-        yield running
+        with joined_data(data_dir):
+            yield running
         return
     is_new, is_ours = not data_dir.exists(), False
     try:

@@ -32,6 +32,7 @@ _yes_option: _Decorator = click.option(
     "--yes", "is_confirmed", is_flag=True, help="Delete without asking."
 )
 
+_POLL_SECONDS = 0.2
 _NO_SNAPSHOT = (
     "no snapshot: the run was active, and this MongoDB offers no snapshot reads, so documents may "
     "be missing that others refer to"
@@ -52,6 +53,7 @@ def up(config: RootConfig, show_password: bool) -> int:
     from agentrl.config.secrets import redact
     from agentrl.runtime.processes.signals import stop_signals
     from agentrl.store.database import with_database
+    from agentrl.store.mongod_folder import is_joined
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
     def connection_string(uri: str) -> str:
@@ -69,14 +71,22 @@ def up(config: RootConfig, show_password: bool) -> int:
         print(f"the run is active and its mongod is up: {connection_string(running)}")
         return 0
     with EmbeddedMongo(data_dir, config.store.mongo_port or 0) as mongo:
+        stop = threading.Event()
+        for signum in stop_signals():
+            signal.signal(signum, lambda *_: stop.set())
         print(
             f"{connection_string(mongo.uri())}\nPress Ctrl-C to stop it; the data is kept.",
             flush=True,
         )
-        stop = threading.Event()
-        for signum in stop_signals():
-            signal.signal(signum, lambda *_: stop.set())
         stop.wait()
+        if is_joined(data_dir):
+            print(
+                "Another command works on it; it stops after that one, or at the next Ctrl-C.",
+                flush=True,
+            )
+            stop.clear()
+            while is_joined(data_dir) and not stop.wait(_POLL_SECONDS):
+                pass
     return 0
 
 

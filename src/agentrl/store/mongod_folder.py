@@ -11,6 +11,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -81,6 +83,28 @@ def acquire_lock(data_dir: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, holder.encode(), 0)
     return lock
+
+
+@contextmanager
+def joined_data(data_dir: Path) -> Iterator[None]:
+    """Be counted by `is_joined`, as one who reads data that another process serves."""
+    with _joiners_file(data_dir).open("a") as joiners:
+        fcntl.flock(joiners, fcntl.LOCK_SH)
+        yield
+
+
+def is_joined(data_dir: Path) -> bool:
+    """Return whether a process is within `joined_data`."""
+    with _joiners_file(data_dir).open("a") as joiners:
+        try:
+            fcntl.flock(joiners, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _joiners_file(data_dir: Path) -> Path:
+    return data_dir / "agentrl-joined"
 
 
 def _lock_file(data_dir: Path) -> Path:

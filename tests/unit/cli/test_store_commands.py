@@ -3,13 +3,20 @@
 import asyncio
 import hashlib
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pymongo import MongoClient
+from support.patience import PATIENCE
 from support.stored import fill, make_task
 
+from agentrl.cli.databases import served_uri
 from agentrl.cli.main import main
+from agentrl.config.loading import load_config
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 
@@ -53,6 +60,29 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert f"deleted database '{copy}'" in call("drop", "--yes", run=copy)
     assert "contains no run" in call("stats", run=copy, code=2)
     assert json.loads(call("compact", "--yes", "--json"))["num_bytes"] == 0
+
+
+def test_serving_ends_after_the_command_that_joined_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MONGODB_URI", raising=False)
+    data = tmp_path / ".agentrl/mongo/shown"
+    data.mkdir(parents=True)
+    command = [sys.executable, "-m", "agentrl", "store", "up", "--run_name", "shown"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = iter(process.stdout or ())
+            assert any("Press Ctrl-C to stop it" in line for line in said)
+            config = load_config({"run_name": "shown", "mongo_data_dir": str(data)})
+            with served_uri(config) as uri:
+                process.send_signal(signal.SIGTERM)
+                assert next(said).startswith("Another command works on it; it stops after that one")
+                with MongoClient[dict[str, Any]](uri) as client:
+                    assert client.admin.command("ping")["ok"] == 1
+                assert process.poll() is None
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
 
 
 def test_what_a_killed_import_left_is_dropped(
