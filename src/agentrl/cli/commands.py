@@ -229,8 +229,8 @@ def _or_demo(
             and str(existing_or_shipped(Path(trained_model))) != demo_model
         ):
             raise ConfigError(
-                f"run {config.run.run_name!r} trains {trained_model}: repeat its flags "
-                f"(--model_name_or_path, --{questions}, ...), or another --run_name for the demo"
+                f"run {config.run.run_name!r} trains {trained_model}: give --config {config_path} "
+                f"with --{questions}, or another --run_name for the demo"
             )
     sys.stderr.write(f"note: no model and no questions given; running --config {DEMO_CONFIG}\n")
     return demo, True

@@ -41,8 +41,10 @@ def _lines(path: Path, question: Question, config: RootConfig) -> list[str]:
         shown = ", ".join(_short(one) for one in question.aug_answers[:_MAX_ALIASES])
         more = len(question.aug_answers) - _MAX_ALIASES
         reference += f"; also right: {shown}" + (f" and {more} more" if more > 0 else "")
+    system = [f"  system     {_short(question.system_prompt)}"] if question.system_prompt else []
     return [
         f"first question of {path}{known}:",
+        *system,
         f"  question   {_short(question.query)}",
         f"  reference  {reference} (scorer `{question.scorer}`)",
         f"  answer     {_place(question, config)}",

@@ -59,6 +59,8 @@ from agentrl.tools.tool_walls import tool_wall
 _TRIAL_SECONDS = 300.0
 _NOTED_START_SECONDS = 0.3
 """Processor time of a server's start that is noted, if every rollout starts it."""
+_SMALL_PASS_TOKENS = 1024
+"""Passes of fewer tokens are probably meant as replies of fewer tokens."""
 
 
 @dataclass(frozen=True)
@@ -225,10 +227,16 @@ def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> list[str]:
     if not trains:
         return []
     check_training(config)
-    if config.rollout.num_samplers or not config.rollout.enable_sampling:
-        return []
-    join = f"agentrl sample --config {config.run.output_path / 'config.yaml'}"
-    return [f"--num_samplers 0: sampling starts when a sampler joins: {join}"]
+    notes, reply = [], config.sampling.max_new_tokens
+    if config.trainer.max_tokens < min(reply, _SMALL_PASS_TOKENS):
+        notes.append(
+            f"--max_tokens {config.trainer.max_tokens} is the size of a pass of training, smaller than "
+            f"one reply of --max_new_tokens {reply}, which is what limits replies"
+        )
+    if config.rollout.enable_sampling and not config.rollout.num_samplers:
+        join = f"agentrl sample --config {config.run.output_path / 'config.yaml'}"
+        notes.append(f"--num_samplers 0: sampling starts when a sampler joins: {join}")
+    return notes
 
 
 def _check_ports(config: RootConfig, *, trains: bool) -> None:
@@ -307,9 +315,8 @@ async def _check_tools(
         check_tool_server_command(command.get_secret_value())
     check_tools_can_branch(config, tools)
     if tools.servers and config.rollout.enable_sampling:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         specs = await probe(tools)
-        notes = _start_cost(config, tools, before)
+        notes = await _start_cost(config, tools)
         if model_path is not None and renderer is not None:
             context_length = served_context_length(config.inference, model_path)
             check_tools(config.sampling, context_length, renderer, specs)
@@ -317,20 +324,18 @@ async def _check_tools(
     return []
 
 
-def _start_cost(
-    config: RootConfig, tools: ToolsConfig, before: resource.struct_rusage
-) -> list[str]:
-    """Return a note on what the start of a server for each rollout costs, if it is much.
-
-    Args:
-        config: of the run.
-        tools: whose servers were started since.
-        before: what the children of this process had spent before.
-    """
-    own = [name for name, one in tools.selected.items() if one.per_rollout and one.command]
+async def _start_cost(config: RootConfig, tools: ToolsConfig) -> list[str]:
+    """Return a note on what the start of a server for each rollout costs, if it is much."""
+    own = {name: one for name, one in tools.selected.items() if one.per_rollout and one.command}
+    if not own:
+        return []
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    all_tools = {"server_names": None, "tool_names": None, "blocked_tools": ()}
+    # Without the others, whose start no rollout repeats.
+    await probe(tools.model_copy(update={"servers": own, **all_tools}))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    if not own or spent < _NOTED_START_SECONDS:
+    if spent < _NOTED_START_SECONDS:
         return []
     rollouts = groups_per_step(config, config.trainer.num_processes) * config.data.num_generations
     return [

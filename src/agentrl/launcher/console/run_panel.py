@@ -304,6 +304,8 @@ def _problems(view: RunView) -> list[str]:
         )
     if view.progress is not None and view.phase == "sampling":
         problems += map(str, view.progress.untaught)
+        if view.progress.server_problem:
+            problems.append(f"no server is in service: {view.progress.server_problem}")
     if view.missing is not None:
         missing = view.missing
         if missing.num_unscorable:

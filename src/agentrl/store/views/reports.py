@@ -1,6 +1,7 @@
 """Reports on a run for people: progress, record details, failures and live processes."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pydantic import Field
@@ -106,6 +107,8 @@ class RunProgress(Value):
     """Tokens sampled so far, according to the samplers' last reports."""
     tokens_per_second: float = 0.0
     """What the servers sample at the moment, by their last heartbeats."""
+    server_problem: str = ""
+    """Why no server is in service, if all of them are out of it."""
     untaught: tuple[UntaughtRecords, ...] = ()
     """What waits for each teacher of `--teachers`; teachers without such records are omitted."""
 
@@ -162,6 +165,13 @@ _EVALUATIONS: Document = {"tag": {"$gte": "eval@", "$lt": "eval@~"}}
 
 def _tag_numbers(tag: str) -> tuple[int, ...]:
     return tuple(int(part) for part in tag.removeprefix("eval@").split("."))
+
+
+def _problem_of(services: Sequence[InferenceService]) -> str:
+    """Return the problem of one server if all are out of service; empty of those that were stopped."""
+    if any(one.status != "down" or one.error == "stopped" for one in services):
+        return ""
+    return next((one.error for one in services if one.error), "")
 
 
 def _is_gone(sampler: SamplerInfo, now: datetime) -> bool:
@@ -247,6 +257,7 @@ class ReportRepository(Repository):
             num_samplers=num_samplers,
             num_output_tokens=num_output_tokens,
             tokens_per_second=sum(one.load.tokens_per_second for one in services if one.load),
+            server_problem=_problem_of(services),
             untaught=untaught,
         )
 

@@ -88,9 +88,11 @@ class McpSession:
             async with timeout_scope:
                 return await asyncio.shield(self._opened)
         except BaseException as error:
+            details = self._failure_details()
             await self.close()
             if isinstance(error, TimeoutError) and timeout_scope.expired():
-                raise TimeoutError(f"no response within {limit:g} s") from None
+                said = f"; {details}" if details else ""
+                raise TimeoutError(f"no response within {limit:g} s{said}") from None
             raise
 
     async def close(self) -> None:

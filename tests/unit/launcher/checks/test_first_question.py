@@ -32,6 +32,11 @@ def test_the_start_shows_how_the_first_row_is_read(tmp_path: Path) -> None:
     assert "looked for in \\boxed{}; added to the question: Put the final answer inside" in answer
 
 
+def test_the_start_shows_the_system_prompt(tmp_path: Path) -> None:
+    _, system, question, *_ = block(tmp_path, GSM8K, system_prompt="Be\nbrief.")
+    assert (system, question[:12]) == ("  system     Be brief.", "  question  ")
+
+
 @pytest.mark.parametrize(
     ("row", "flags", "said"),
     [

@@ -17,6 +17,7 @@ from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.launcher.checks import preflight
 from agentrl.launcher.checks.preflight import (
+    _check_groups_and_ranks,
     _check_store,
     _check_tools,
     check_inputs,
@@ -257,6 +258,61 @@ async def test_an_interruption_during_a_check_ends_the_checks(
     with pytest.raises(asyncio.CancelledError):
         await checking
     assert subjects == ["packages", "folders"]
+
+
+def test_a_pass_that_is_shorter_than_a_reply_is_noted() -> None:
+    flags = {"max_tokens": "128", "max_new_tokens": "512", "num_samplers": "1"}
+    (note,) = _check_groups_and_ranks(load_config(flags), trains=True)
+    assert note.startswith("--max_tokens 128 is the size of a pass of training")
+    assert _check_groups_and_ranks(load_config({**flags, "max_tokens": "2048"}), trains=True) == []
+
+
+SERVER = """
+import json, sys, time
+
+while time.process_time() < float(sys.argv[1]):
+    pass
+known = {
+    "initialize": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "burning", "version": "1"},
+    },
+    "tools/list": {"tools": [{"name": sys.argv[2], "inputSchema": {"type": "object"}}]},
+}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" in asked:
+        answer = {"jsonrpc": "2.0", "id": asked["id"], "result": known.get(asked["method"], {})}
+        print(json.dumps(answer), flush=True)
+"""
+
+
+async def test_the_cost_of_a_start_is_that_of_the_servers_that_rollouts_start(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "server.py"
+    program.write_text(SERVER)
+
+    def server(seconds: float, name: str, **settings: Any) -> dict[str, Any]:
+        return {"command": sys.executable, "args": [str(program), str(seconds), name], **settings}
+
+    servers = {"own": server(0.6, "note", per_rollout=True), "shared": server(3.0, "search")}
+
+    def config(**flags: str) -> RootConfig:
+        given = json.dumps({"mcpServers": servers})
+        return load_config({"mcp_servers": given, "groups_per_step": "2", **flags})
+
+    (note,) = await _check_tools(config(num_generations="4", mcp_tool_names="search,note"), None)
+    found = re.fullmatch(
+        r"each rollout starts its own own \((.*) s of processor time\): (\d+) s a step of 8 .*",
+        note,
+    )
+    assert found is not None, note
+    assert 0.6 <= float(found[1]) < 2.0
+    assert int(found[2]) == pytest.approx(8 * float(found[1]), abs=1)
+    del servers["own"]["per_rollout"]
+    assert await _check_tools(config(), None) == []
 
 
 async def test_a_column_or_fixture_that_a_server_needs_is_missed_before_the_start(

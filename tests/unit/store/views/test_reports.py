@@ -188,7 +188,14 @@ async def test_servers_say_what_is_sampled_and_samplers_that_are_gone_are_shown_
             id=name, base_url="http://x", backend="embedded", model_path="m", load=load
         )
         await store.services.register(service)
-    assert (await store.reports.progress()).tokens_per_second == 42.5
+    progress = await store.reports.progress()
+    assert (progress.tokens_per_second, progress.server_problem) == (42.5, "")
+    await store.services.set_status("a", status="down", error="no answer within 10 s")
+    assert (await store.reports.progress()).server_problem == ""
+    await store.services.set_status("b", status="down", error="stopped")
+    assert (await store.reports.progress()).server_problem == ""
+    await store.services.set_status("b", status="down", error="unhealthy")
+    assert (await store.reports.progress()).server_problem == "no answer within 10 s"
     for name, age in (("gone", 61), ("here", 5)):
         heartbeat = utc_now() - timedelta(seconds=age)
         await store.samplers.register(
