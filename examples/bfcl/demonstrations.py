@@ -21,7 +21,9 @@ from agentrl.plugins.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.schema import AgentEndpoint
 
 QUESTIONS = "bfcl:live_simple,live_multiple?split=train"
-NUM_DEMONSTRATIONS = 192
+NUM_QUESTIONS = 384
+MAX_CHARS = 3000
+"""Longer conversations, which take most of the time on few cores, are no demonstrations."""
 MAX_STEPS = 20
 """More calls of a turn than the package allows one after another are made at once."""
 JAVA_TYPE = re.compile(r"(?:This is Java(?:Script)?|elements are of) (?:type )?(\w+)")
@@ -212,8 +214,8 @@ def played(
         yield row["id"], score, answered
 
 
-def demonstrations(env: str = QUESTIONS, num: int = NUM_DEMONSTRATIONS) -> Iterator[dict[str, Any]]:
-    """Yield conversations of the references that the checker accepts.
+def demonstrations(env: str = QUESTIONS, num: int = NUM_QUESTIONS) -> Iterator[dict[str, Any]]:
+    """Yield conversations of the references that the checker accepts, without long ones.
 
     Args:
         env: as for `--env`.
@@ -221,5 +223,6 @@ def demonstrations(env: str = QUESTIONS, num: int = NUM_DEMONSTRATIONS) -> Itera
     """
     mark = "&" if "?" in env else "?"
     for _, score, oracle in played(f"{env}{mark}size={num}"):
-        if score == 1.0:
-            yield {"messages": oracle.messages, "tools": oracle.tools}
+        talk = {"messages": oracle.messages, "tools": oracle.tools}
+        if score == 1.0 and len(json.dumps(talk)) <= MAX_CHARS:
+            yield talk

@@ -548,8 +548,8 @@ class Bfcl:
     def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Run a task."""
         messages, is_right = self._board.play(self._questions[number], chat)
-        calls = json.dumps([call["function"] for call in messages[-1].get("tool_calls") or ()])
-        answer = messages[-1]["content"] or calls
+        calls = [call["function"] for call in messages[-1].get("tool_calls") or ()]
+        answer = json.dumps(calls) if calls else messages[-1]["content"] or None
         return {"answer": answer, "reward": float(is_right)}
 
 
