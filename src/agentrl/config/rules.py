@@ -47,9 +47,6 @@ RULES = (
          "recompute (or loglinear)"),
     no("proximal!=behavior", "loss_calculator=MINIRL",
          "MINIRL uses the sampler's policy as the proximal policy; use --proximal behavior"),
-    need("repeat_equal_probability!=1.0", "min_score_spread",
-         "repeat_equal_probability counts the groups that --min_score_spread drops, and 0 drops none; add "
-         "--min_score_spread 0.1"),
     need("strict_in_bound", "importance_weight_cap_ratio",
          "--strict_in_bound narrows the drop range, which --importance_weight_cap_ratio 0 turns off; remove one of the "
          "two"),

@@ -42,6 +42,8 @@ class Task(Value):
     status: TaskStatus = "created"
     tag: str = ""
     """Free label that groups results in reports; evaluations store their name here."""
+    expected_signal: float | None = None
+    """Chance that the scores of the group differ, for which the question was chosen; None: in order."""
     group_scores: dict[str, Score] = Field(default_factory=dict)
     """Decisions of a scorer that sees the whole group, by `traj_id`; the Records copy their own."""
     created_at: datetime = Field(default_factory=utc_now)

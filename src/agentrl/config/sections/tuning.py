@@ -221,9 +221,9 @@ class AlgorithmTuning(ConfigSection):
     the same command resumes it."""
     adv_scaling: float = 1.0
     """Factor on the advantages."""
-    repeat_equal_probability: float = Field(default=1.0, ge=0, le=1)
-    """Probability p that a later epoch repeats a question whose last group was dropped for equal
-    scores; p^k after k such groups in a row (GRESO). With 1, every epoch repeats every question."""
+    question_choice: Literal["order", "signal"] = "order"
+    """`order`: every epoch asks every question once, in its order; `signal`: ask as many questions,
+    each time the one whose scores are most likely to differ within its group."""
     balance_sample: bool = False
     """Keep about as many correct as wrong records of a group."""
     min_turns: int = Field(default=1, ge=0)

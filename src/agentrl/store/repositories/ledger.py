@@ -5,14 +5,13 @@ crash, `recover` restores the ledger exactly to its state at the last checkpoint
 """
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from pymongo import ReplaceOne
 
 from agentrl.errors import StoreError
 from agentrl.schema import DBRecordData, LedgerStatus, Split, TurnTraining
-from agentrl.schema.training import EQUAL_SCORES
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
 from agentrl.store.documents.expressions import literal
@@ -295,28 +294,6 @@ class LedgerRepository(Repository):
             **_ready(consumer),
         }
         return await self._db.record_data.find_one(remaining, {"_id": 1}) is None
-
-    @operation("read which groups had equal scores")
-    async def equal_scores(self, consumer: str, task_ids: Iterable[str]) -> dict[str, bool]:
-        """Return, by task, whether the trainer dropped its group for equal scores or trained on it.
-
-        Groups that are not consumed, or were dropped for another reason, are left out.
-        """
-        names = {encode(task_id): task_id for task_id in task_ids}
-        field = f"ledger.{consumer}"
-        cursor = self._db.record_data.find(
-            {"task_id": {"$in": [*names]}},
-            {"task_id": 1, f"{field}.status": 1, f"{field}.reason": 1},
-        )
-        found: dict[str, bool] = {}
-        async for document in cursor:
-            entry = (document.get("ledger") or {}).get(consumer) or {}
-            task_id = names[document["task_id"]]
-            if entry.get("reason") == EQUAL_SCORES:
-                found[task_id] = True
-            elif entry.get("status") in ("reserved", "trained"):
-                found.setdefault(task_id, False)
-        return found
 
     @operation("count reserved groups")
     async def num_reserved_groups(self, consumer: str) -> int:

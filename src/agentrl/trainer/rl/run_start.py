@@ -24,7 +24,8 @@ from agentrl.config.sections import (
 )
 from agentrl.config.validation.algorithm_checks import check_training
 from agentrl.config.validation.checks import groups_per_step
-from agentrl.datasets.task_feed import RepeatedQuestions, TaskFeed
+from agentrl.datasets.question_choice import QuestionChoice
+from agentrl.datasets.task_feed import InOrder, TaskFeed, TaskSource
 from agentrl.datasets.task_source import generated_tasks
 from agentrl.datasets.task_stream import append_tasks, train_tasks
 from agentrl.distributed import MeshShape, Ranks
@@ -113,11 +114,9 @@ async def opened_run(
         ) as store,
         _impatient_when_stopped(store, stop),
     ):
-        first_epoch, further_epochs = _training_tasks(config)
-        probability = config.algorithm.repeat_equal_probability
-        repeated = RepeatedQuestions(store, probability, config.run.seed)
-        feed = TaskFeed(store, further_epochs, None if probability == 1 else repeated)
         control = config.algorithm.control(groups_per_step(config, dp_size))
+        first_epoch, source = _training_tasks(store, config, control.groups_per_step)
+        feed = TaskFeed(store, source)
         checkpoint = await _prepare(store, config, control, first_epoch, feed)
         async with trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds):
             if consumer == DEFAULT_CONSUMER:
@@ -156,13 +155,17 @@ async def _impatient_when_stopped(
         await end_tasks([waiting])
 
 
-def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]:
-    """Return the tasks of the first epoch, and those of all further epochs, both lazily."""
+def _training_tasks(
+    store: TrajectoryStore, config: RootConfig, groups_per_step: int
+) -> tuple[Iterator[Task], TaskSource]:
+    """Return the tasks that are added at the start, and those that are added as steps need them."""
     tasks = train_tasks(config.data, config.run.seed)
-    epochs = (epoch for _, epoch in groupby(tasks, attrgetter("epoch")))
     generated = generated_tasks(config.data, config.run.seed)
+    if config.algorithm.question_choice == "signal":
+        return iter(()), QuestionChoice(store, chain(tasks, generated), groups_per_step)
+    epochs = (epoch for _, epoch in groupby(tasks, attrgetter("epoch")))
     first = chain.from_iterable(islice(epochs, 1))
-    return first, chain(chain.from_iterable(epochs), generated)
+    return first, InOrder(chain(chain.from_iterable(epochs), generated))
 
 
 async def _prepare(
@@ -198,7 +201,7 @@ async def _prepare(
     await store.runs.set_text_digests(digests)
     await store.runs.apply_flags(control)
     # All questions are added now, so that questions added later cannot take their ids. Further
-    # epochs are added as the steps need them.
+    # epochs, and chosen questions, are added as the steps need them.
     await append_tasks(store, first_epoch)
     await feed.fill(1)
     if await store.tasks.count(split="train") == 0:

@@ -1,0 +1,246 @@
+"""Chooses the next question by the chance that the scores of its group differ.
+
+A group of equal scores has no gradient. The chance follows from results: a question's own, if it was
+asked, and those of all questions with its tags, in which recent groups count more.
+
+    own results      success ~ Beta(s, f):  chance = 1 - E[p^K] - E[(1 - p)^K],  K rollouts in a group
+    a new question   share of the groups with its tags whose scores differed
+
+Expectations of the Beta distribution are used, and nothing is drawn: the same results give the same
+questions. One of eight tasks asks the question whose result is oldest. Choosing prompts by such a
+posterior follows MoPPS (Qu et al. 2025, "Can Prompt Difficulty be Online Predicted for Accelerating RL
+Finetuning of Reasoning Models?", arXiv 2507.04632).
+"""
+
+import asyncio
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import exp, lgamma
+from operator import itemgetter
+
+from agentrl.schema import MCPTask, Task
+from agentrl.schema.task import id_of_task
+from agentrl.store import TrajectoryStore
+
+_AHEAD = 256
+"""New questions among which is chosen."""
+_PRIOR_WEIGHT = 2.0
+"""Rollouts that the mean of the tags counts as, beside a question's own."""
+_HALF_LIFE_STEPS = 16
+"""Steps after which a result counts half."""
+_OLDEST_EVERY = 8
+"""One of so many tasks asks the question whose result is oldest, which may have been forgotten, or learned."""
+_REST_STEPS = 8
+"""Steps before a question is asked again."""
+
+
+@dataclass
+class _Results:
+    """Aging sums over groups."""
+
+    at: int = 0
+    successes: float = 0.0
+    failures: float = 0.0
+    num_groups: float = 0.0
+    num_differing: float = 0.0
+
+    def aged(self, order: int, half_life: float) -> "_Results":
+        """Return the sums as they count at a later position in the run's stream."""
+        share = 0.5 ** (max(0, order - self.at) / half_life)
+        sums = (self.successes, self.failures, self.num_groups, self.num_differing)
+        return _Results(max(order, self.at), *(share * one for one in sums))
+
+    @property
+    def mean(self) -> float:
+        """Expected success of a rollout."""
+        return (1 + self.successes) / (2 + self.successes + self.failures)
+
+
+@dataclass
+class _Asked:
+    """A question that was asked."""
+
+    tags: tuple[str, ...]
+    num_generations: int
+    can_return: bool
+    """Whether it may be asked again; tasks of other kinds are asked as they are."""
+    num_asked: int = 0
+    last: int = 0
+    """Position of its last group in the run's stream."""
+    last_id: str = ""
+    pending: set[str] = field(default_factory=set)
+    results: _Results = field(default_factory=_Results)
+
+
+class QuestionChoice:
+    """Makes as many tasks as a stream has, and chooses their questions by results."""
+
+    def __init__(self, store: TrajectoryStore, tasks: Iterator[Task], groups_per_step: int) -> None:
+        """Take nothing yet.
+
+        Args:
+            store: the run's; its groups are the results.
+            tasks: tasks in order, the same at every start.
+            groups_per_step: groups of a step, in which the age of results is counted.
+        """
+        self._store = store
+        self._tasks = tasks
+        self._half_life = float(_HALF_LIFE_STEPS * groups_per_step)
+        self._rest = _REST_STEPS * groups_per_step
+        self._new: dict[str, Task] = {}
+        self._asked: dict[str, _Asked] = {}
+        self._of_tags: defaultdict[tuple[str, ...], _Results] = defaultdict(_Results)
+        self._question_of: dict[str, str] = {}
+        """Question of each group without results, by task id."""
+        self._num_read = self._num_chosen = 0
+        self._has_begun = self._has_ended = False
+        self._lowest, self._highest = 0.0, 1.0
+
+    async def take(self, count: int) -> Sequence[Task]:
+        """Return the next tasks; fewer once as many are chosen as the stream has."""
+        if not self._has_begun:
+            async for task in self._store.tasks.find(split="train"):
+                self._note_asked(task, task.order)
+                self._num_chosen += task.expected_signal is not None
+            self._has_begun = True
+        await self._read_results()
+        await self._read_ahead(self._num_chosen + count + _AHEAD)
+        order = await self._store.tasks.next_train_order()
+        count = min(count, self._num_read - self._num_chosen)
+        tasks: list[Task] = []
+        while len(tasks) < count:
+            chosen = self._best(order, count - len(tasks))
+            last_ids = [self._asked[name].last_id for name, _ in chosen if name not in self._new]
+            known = [*await self._store.tasks.get_many(last_ids), *tasks]
+            last = {_question(task): task for task in known}
+            for name, chance in chosen:
+                task = self._new[name] if name in self._new else self._again(last[name])
+                tasks.append(task.model_copy(update={"expected_signal": round(chance, 4)}))
+                self._note_asked(task, order)
+                order += 1
+        self._num_chosen += count
+        return tasks
+
+    async def _read_ahead(self, until: int) -> None:
+        missing = until - self._num_read
+        if missing <= 0 or self._has_ended:
+            return
+        batch = await asyncio.to_thread(list, islice(self._tasks, missing))
+        self._has_ended = len(batch) < missing
+        self._num_read += len(batch)
+        for task in batch:
+            if (name := _question(task)) not in self._asked:
+                self._new.setdefault(name, task)
+
+    async def _read_results(self) -> None:
+        """Count the groups that are complete by now."""
+        found = await self._store.tasks.group_scores([*self._question_of])
+        for task_id, (order, scores) in sorted(found.items(), key=lambda item: item[1][0]):
+            asked = self._asked[self._question_of.pop(task_id)]
+            asked.pending.discard(task_id)
+            if not scores:
+                continue
+            self._lowest = min(self._lowest, *scores)
+            self._highest = max(self._highest, *scores)
+            asked.results = self._with(asked.results, order, scores)
+            self._of_tags[asked.tags] = self._with(self._of_tags[asked.tags], order, scores)
+
+    def _with(self, results: _Results, order: int, scores: Sequence[float]) -> _Results:
+        new = results.aged(order, self._half_life)
+        successes = sum((one - self._lowest) / (self._highest - self._lowest) for one in scores)
+        new.successes += successes
+        new.failures += len(scores) - successes
+        new.num_groups += 1
+        new.num_differing += min(scores) < max(scores)
+        return new
+
+    def _best(self, order: int, count: int) -> list[tuple[str, float]]:
+        """Return the questions with the highest chances, and these."""
+        of_tags = {tags: one.aged(order, self._half_life) for tags, one in self._of_tags.items()}
+        found = []
+        for name, task in islice(self._new.items(), max(_AHEAD, count)):
+            tags = of_tags.get(_tags(task), _Results())
+            found.append((name, (1 + tags.num_differing) / (2 + tags.num_groups)))
+        asked_before = {name: one for name, one in self._asked.items() if one.can_return}
+        rest = min(self._rest, (len(self._new) + len(asked_before)) // 2)
+        rested = [
+            (name, asked)
+            for name, asked in asked_before.items()
+            if not asked.pending and order - asked.last >= rest
+        ]
+        if not found and not rested:  # all are in flight
+            rested = heapq.nsmallest(count, asked_before.items(), key=lambda item: item[1].last)
+        for name, asked in rested:
+            own = asked.results.aged(order, self._half_life)
+            mean = of_tags.get(asked.tags, _Results()).mean
+            chance = chance_to_differ(
+                own.successes + _PRIOR_WEIGHT * mean,
+                own.failures + _PRIOR_WEIGHT * (1 - mean),
+                asked.num_generations,
+            )
+            found.append((name, chance))
+        best = heapq.nlargest(count, found, key=itemgetter(1))
+        oldest = iter(sorted(found[len(found) - len(rested) :], key=self._last_order))
+        for place in range(-order % _OLDEST_EVERY, len(best), _OLDEST_EVERY):
+            if (one := next(oldest, None)) is not None and one not in best:
+                best[place] = one
+        return best
+
+    def _last_order(self, found: tuple[str, float]) -> int:
+        return self._asked[found[0]].last
+
+    def _again(self, task: Task) -> Task:
+        """Return the task that asks a question once more."""
+        name = _question(task)
+        epoch = self._asked[name].num_asked
+        update = {
+            "id": id_of_task("train", epoch, name),
+            "epoch": epoch,
+            "status": "created",
+            "completed_at": None,
+            "group_scores": {},
+        }
+        return task.model_copy(update=update)
+
+    def _note_asked(self, task: Task, order: int) -> None:
+        name = _question(task)
+        self._new.pop(name, None)
+        first = _Asked(_tags(task), task.num_generations, isinstance(task, MCPTask))
+        asked = self._asked.setdefault(name, first)
+        asked.num_asked += 1
+        asked.last, asked.last_id = order, task.id
+        asked.pending.add(task.id)
+        self._question_of[task.id] = name
+
+
+def _question(task: Task) -> str:
+    return (isinstance(task, MCPTask) and task.dataset_id) or task.id
+
+
+def _tags(task: Task) -> tuple[str, ...]:
+    return task.tags if isinstance(task, MCPTask) else ()
+
+
+def chance_to_differ(successes: float, failures: float, num_rollouts: int) -> float:
+    """Return the chance that K rollouts do not all succeed or all fail.
+
+    Args:
+        successes: first parameter of the Beta distribution of success, above 0.
+        failures: its second parameter, above 0.
+        num_rollouts: K.
+    """
+    both = successes + failures
+
+    def all_alike(count: float) -> float:
+        """E[p^K] = B(a + K, b) / B(a, b)."""
+        return exp(
+            lgamma(count + num_rollouts)
+            - lgamma(count)
+            + lgamma(both)
+            - lgamma(both + num_rollouts)
+        )
+
+    return 1 - all_alike(successes) - all_alike(failures)
