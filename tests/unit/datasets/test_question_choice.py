@@ -1,6 +1,6 @@
 """Which questions a run asks next, by the results of their groups."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from random import Random
 
@@ -17,7 +17,7 @@ from agentrl.store import TrajectoryStore
 GENERATIONS = 4
 
 
-def questions(tagged: dict[str, Sequence[str]]) -> list[Question]:
+def questions(tagged: Mapping[str, Sequence[str]]) -> list[Question]:
     return [
         Question(name, f"{name}?", 4, (), "exact", "answer", system_prompt="", tags=(tag,))
         for tag, names in tagged.items()
@@ -106,6 +106,7 @@ async def test_tasks_of_other_kinds_are_asked_once_as_they_are(store: Trajectory
 
 
 async def test_in_order_each_task_is_added_once(store: TrajectoryStore) -> None:
+    found: list[str] = []
     for num_groups in (3, 5, 1000):
         await TaskFeed(store, InOrder(map(make_task, range(7)))).fill(num_groups)
         found = [task.id async for task in store.tasks.find()]
