@@ -1,25 +1,25 @@
 """Chooses the next question by the chance that the scores of its group differ.
 
-A group of equal scores has no gradient. The chance follows from results: a question's own, if it was
-asked, and those of all questions with its tags, in which recent groups count more.
+A group of equal scores has no gradient. The chance follows from recent results:
 
-    own results      success ~ Beta(s, f):  chance = 1 - E[p^K] - E[(1 - p)^K],  K rollouts in a group
-    a new question   share of the groups with its tags whose scores differed
+    tags              share of their groups whose scores differed; drawn in proportion to its square,
+                      so that none is given up
+    then a question   one that was asked: success ~ Beta(s, f), from its own results and the mean of
+                      its tags; chance = 1 - E[p^K] - E[(1 - p)^K] for K rollouts in a group
+                      a new one: the share of its tags
 
-Expectations of the Beta distribution are used, and nothing is drawn: the same results give the same
-questions. One of eight tasks asks the question whose result is oldest. Choosing prompts by such a
-posterior follows MoPPS (Qu et al. 2025, "Can Prompt Difficulty be Online Predicted for Accelerating RL
-Finetuning of Reasoning Models?", arXiv 2507.04632).
+Choosing prompts by such a posterior follows MoPPS (Qu et al. 2025, "Can Prompt Difficulty be Online
+Predicted for Accelerating RL Finetuning of Reasoning Models?", arXiv 2507.04632).
 """
 
 import asyncio
 import heapq
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import exp, lgamma
-from operator import itemgetter
 
 from agentrl.schema import MCPTask, Task
 from agentrl.schema.task import id_of_task
@@ -27,12 +27,10 @@ from agentrl.store import TrajectoryStore
 
 _AHEAD = 256
 """New questions among which is chosen."""
-_PRIOR_WEIGHT = 2.0
+_PRIOR_WEIGHT = 4.0
 """Rollouts that the mean of the tags counts as, beside a question's own."""
-_HALF_LIFE_STEPS = 16
-"""Steps after which a result counts half."""
-_OLDEST_EVERY = 8
-"""One of so many tasks asks the question whose result is oldest, which may have been forgotten, or learned."""
+_HALF_LIFE_STEPS = 4
+"""Steps after which a result counts half: the policy has changed."""
 _REST_STEPS = 8
 """Steps before a question is asked again."""
 
@@ -58,6 +56,11 @@ class _Results:
         """Expected success of a rollout."""
         return (1 + self.successes) / (2 + self.successes + self.failures)
 
+    @property
+    def share(self) -> float:
+        """Expected share of groups whose scores differ."""
+        return (1 + self.num_differing) / (2 + self.num_groups)
+
 
 @dataclass
 class _Asked:
@@ -78,16 +81,20 @@ class _Asked:
 class QuestionChoice:
     """Makes as many tasks as a stream has, and chooses their questions by results."""
 
-    def __init__(self, store: TrajectoryStore, tasks: Iterator[Task], groups_per_step: int) -> None:
+    def __init__(
+        self, store: TrajectoryStore, tasks: Iterator[Task], groups_per_step: int, seed: int
+    ) -> None:
         """Take nothing yet.
 
         Args:
             store: the run's; its groups are the results.
             tasks: tasks in order, the same at every start.
             groups_per_step: groups of a step, in which the age of results is counted.
+            seed: of the draws.
         """
         self._store = store
         self._tasks = tasks
+        self._seed = seed
         self._half_life = float(_HALF_LIFE_STEPS * groups_per_step)
         self._rest = _REST_STEPS * groups_per_step
         self._new: dict[str, Task] = {}
@@ -158,39 +165,39 @@ class QuestionChoice:
         return new
 
     def _best(self, order: int, count: int) -> list[tuple[str, float]]:
-        """Return the questions with the highest chances, and these."""
-        of_tags = {tags: one.aged(order, self._half_life) for tags, one in self._of_tags.items()}
-        found = []
-        for name, task in islice(self._new.items(), max(_AHEAD, count)):
-            tags = of_tags.get(_tags(task), _Results())
-            found.append((name, (1 + tags.num_differing) / (2 + tags.num_groups)))
-        asked_before = {name: one for name, one in self._asked.items() if one.can_return}
-        rest = min(self._rest, (len(self._new) + len(asked_before)) // 2)
-        rested = [
-            (name, asked)
-            for name, asked in asked_before.items()
-            if not asked.pending and order - asked.last >= rest
-        ]
-        if not found and not rested:  # all are in flight
-            rested = heapq.nsmallest(count, asked_before.items(), key=lambda item: item[1].last)
-        for name, asked in rested:
-            own = asked.results.aged(order, self._half_life)
-            mean = of_tags.get(asked.tags, _Results()).mean
+        """Draw tags, and return the questions of the highest chances among them, with these."""
+        of_tags: defaultdict[tuple[str, ...], _Results] = defaultdict(_Results)
+        of_tags |= {tags: one.aged(order, self._half_life) for tags, one in self._of_tags.items()}
+        found: defaultdict[tuple[str, ...], list[tuple[float, int, str]]] = defaultdict(list)
+        for number, (name, task) in enumerate(islice(self._new.items(), max(_AHEAD, count))):
+            tags = _tags(task)
+            found[tags].append((of_tags[tags].share, -number, name))
+        for name, asked in self._to_ask_again(order, 0 if found else count):
+            own, mean = asked.results.aged(order, self._half_life), of_tags[asked.tags].mean
             chance = chance_to_differ(
                 own.successes + _PRIOR_WEIGHT * mean,
                 own.failures + _PRIOR_WEIGHT * (1 - mean),
                 asked.num_generations,
             )
-            found.append((name, chance))
-        best = heapq.nlargest(count, found, key=itemgetter(1))
-        oldest = iter(sorted(found[len(found) - len(rested) :], key=self._last_order))
-        for place in range(-order % _OLDEST_EVERY, len(best), _OLDEST_EVERY):
-            if (one := next(oldest, None)) is not None and one not in best:
-                best[place] = one
+            found[asked.tags].append((chance, -asked.last, name))
+        for candidates in found.values():
+            candidates.sort()
+        best: list[tuple[str, float]] = []
+        draw = random.Random(f"{self._seed}/{order}")
+        while found and len(best) < count:
+            (tags,) = draw.choices([*found], [of_tags[one].share ** 2 for one in found])
+            chance, _, name = found[tags].pop()
+            best.append((name, chance))
+            if not found[tags]:
+                del found[tags]
         return best
 
-    def _last_order(self, found: tuple[str, float]) -> int:
-        return self._asked[found[0]].last
+    def _to_ask_again(self, order: int, at_least: int) -> list[tuple[str, _Asked]]:
+        """Return the questions that have rested, or those asked longest ago."""
+        asked = [(name, one) for name, one in self._asked.items() if one.can_return]
+        rest = min(self._rest, (len(self._new) + len(asked)) // 2)
+        rested = [item for item in asked if not item[1].pending and order - item[1].last >= rest]
+        return rested or heapq.nsmallest(at_least, asked, key=lambda item: item[1].last)
 
     def _again(self, task: Task) -> Task:
         """Return the task that asks a question once more."""

@@ -59,29 +59,28 @@ async def test_questions_whose_tags_teach_are_asked_first(store: TrajectoryStore
     asked = questions(tagged)
     Random(1).shuffle(asked)
     chances = {"never": 0.0, "half": 0.5, "always": 1.0}
-    feed = TaskFeed(store, QuestionChoice(store, stream(asked), groups_per_step=2))
+    feed = TaskFeed(store, QuestionChoice(store, stream(asked), groups_per_step=8, seed=1))
     for num_groups in range(6, 61, 6):
         await feed.fill(num_groups)
         await solve(store, chances, seed=num_groups)
     tasks = await in_store(store)
-    assert [task.dataset_id for task in tasks[:6]] == [one.id for one in asked[:6]]
-    late = [task.tags[0] for task in tasks[12:]]
-    assert late.count("half") >= 0.8 * len(late)
+    late = [task.tags[0] for task in tasks[24:]]
+    assert late.count("half") >= 0.6 * len(late)  # in order, a third
+    assert {*late} == {"half", "never", "always"}  # none is given up
     assert tasks[0].expected_signal == 0.5
     assert all(task.expected_signal for task in tasks)
 
 
 async def test_what_was_solved_comes_back_when_its_result_is_old(store: TrajectoryStore) -> None:
-    asked = questions({"half": ["a", "b", "c"], "always": ["solved"]})
-    choice = QuestionChoice(store, stream(asked, num_epochs=40), groups_per_step=1)
+    asked = questions({"half": list("abcdefgh"), "always": ["solved"]})
+    choice = QuestionChoice(store, stream(asked, num_epochs=40), groups_per_step=8, seed=1)
     feed = TaskFeed(store, choice)
-    for num_groups in range(4, 101, 2):
+    for num_groups in range(9, 181, 3):
         await feed.fill(num_groups)
         await solve(store, {"half": 0.5, "always": 1.0}, seed=num_groups)
     orders = [task.order for task in await in_store(store) if task.dataset_id == "solved"]
-    gaps = [second - first for first, second in pairwise(orders)]
-    assert 3 <= len(orders) <= 15
-    assert min(gaps) >= 2
+    assert 3 <= len(orders) <= 12  # in order, 20
+    assert min(second - first for first, second in pairwise(orders)) >= 4
     ids = [task.id for task in await in_store(store)]
     assert len({*ids}) == len(ids)
     assert "train/2/solved" in ids
@@ -92,7 +91,7 @@ async def test_as_many_are_asked_as_the_stream_has_also_after_a_restart(
 ) -> None:
     asked = questions({"half": [f"q{n}" for n in range(5)]})
     for num_groups in (3, 8, 1000, 1000):  # each by a process of its own
-        choice = QuestionChoice(store, stream(asked, num_epochs=3), groups_per_step=1)
+        choice = QuestionChoice(store, stream(asked, num_epochs=3), groups_per_step=1, seed=1)
         await TaskFeed(store, choice).fill(num_groups)
         assert len(await in_store(store)) == min(num_groups, 15)
     assert {task.dataset_id for task in await in_store(store)} == {one.id for one in asked}
@@ -100,9 +99,9 @@ async def test_as_many_are_asked_as_the_stream_has_also_after_a_restart(
 
 async def test_tasks_of_other_kinds_are_asked_once_as_they_are(store: TrajectoryStore) -> None:
     tasks = chain(stream(questions({"half": ["a"]})), (Task(id=f"own/{n}") for n in range(3)))
-    await TaskFeed(store, QuestionChoice(store, tasks, groups_per_step=1)).fill(9)
+    await TaskFeed(store, QuestionChoice(store, tasks, groups_per_step=1, seed=1)).fill(9)
     found = [task.id async for task in store.tasks.find()]
-    assert found == ["train/0/a", "own/0", "own/1", "own/2"]
+    assert sorted(found) == ["own/0", "own/1", "own/2", "train/0/a"]
 
 
 async def test_in_order_each_task_is_added_once(store: TrajectoryStore) -> None:

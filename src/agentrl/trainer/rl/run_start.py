@@ -162,7 +162,8 @@ def _training_tasks(
     tasks = train_tasks(config.data, config.run.seed)
     generated = generated_tasks(config.data, config.run.seed)
     if config.algorithm.question_choice == "signal":
-        return iter(()), QuestionChoice(store, chain(tasks, generated), groups_per_step)
+        stream = chain(tasks, generated)
+        return iter(()), QuestionChoice(store, stream, groups_per_step, config.run.seed)
     epochs = (epoch for _, epoch in groupby(tasks, attrgetter("epoch")))
     first = chain.from_iterable(islice(epochs, 1))
     return first, InOrder(chain(chain.from_iterable(epochs), generated))
