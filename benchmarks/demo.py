@@ -7,7 +7,8 @@
 The file has the figures of each demo under its name, and keeps results of other seeds. Every run is
 the whole system, started by `agentrl run` as `grpo_example.sh` starts it. Per run: rewards, seconds by
 phase, tokens and samples per second, the share of the trainer's wall time spent waiting for samples,
-and the share of the samplers' wall time spent waiting for admission, that is, for new weights.
+and the share of the samplers' wall time spent waiting for admission, that is, for new weights. For the
+rollouts: seconds from claim to end, and from the first claim to the first group and the first step.
 
 `smol` is a pretrained model: it is fine-tuned on demonstrations before it is trained. Its control starts
 from the fine-tuned model of the first seed.
@@ -19,15 +20,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 from harness.processes import ROOT
 from harness.results import keep, machine, parser, stored
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from agentrl.schema import Record, SamplerInfo
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -47,8 +53,11 @@ def play(folder: Path, demo: str, name: str, *flags: str) -> dict[str, Any]:
     subprocess.run([sys.executable, "-m", "agentrl", "run", *words], cwd=ROOT, check=True)
     wall_seconds = time.monotonic() - started
     summary = json.loads((folder / name / "summary.json").read_text())
-    waits = asyncio.run(sampler_waits(folder / "mongo" / name, name))
-    return figures(summary, waits, wall_seconds) | tuned(folder / f"{name}-warm/summary.json")
+    rows = (folder / name / "metrics.jsonl").read_text().splitlines()
+    trained_at = datetime.fromtimestamp(json.loads(rows[0])["time"], UTC)
+    waits, rollouts = asyncio.run(sampling_of(folder / "mongo" / name, name, trained_at))
+    found = figures(summary, waits, wall_seconds) | {"rollouts": rollouts}
+    return found | tuned(folder / f"{name}-warm/summary.json")
 
 
 def tuned(path: Path) -> dict[str, Any]:
@@ -63,11 +72,48 @@ def tuned(path: Path) -> dict[str, Any]:
     }
 
 
-async def sampler_waits(data_dir: Path, database: str) -> dict[str, float]:
-    """Return the samplers' mean share of wall time spent waiting, by reason."""
+async def sampling_of(
+    data_dir: Path, database: str, trained_at: datetime
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the samplers' waits, and figures of the training rollouts; see `main`.
+
+    Args:
+        data_dir: of the run's mongod, which has ended.
+        database: name of the run.
+        trained_at: when the first step was published.
+    """
     with EmbeddedMongo(data_dir) as mongo:
         async with TrajectoryStore.connect(mongo.uri(database)) as store:
             samplers = await store.samplers.all()
+            records = [record async for record in store.records.find(split="train")]
+    return sampler_waits(samplers), rollout_figures(records, trained_at)
+
+
+def rollout_figures(records: Sequence[Record], trained_at: datetime) -> dict[str, float]:
+    """Return the seconds from claim to end, and to the first group and step, and the throughput."""
+    ended = [(r.task_id, r.started_at, r.finished_at) for r in records]
+    times = [(task, start, end) for task, start, end in ended if start and end]
+    seconds = np.array([(end - start).total_seconds() for _, start, end in times])
+    first = min(start for _, start, _ in times)
+    sizes = Counter(record.task_id for record in records)
+    groups: dict[str, list[datetime]] = defaultdict(list)
+    for task, _, end in times:
+        groups[task].append(end)
+    complete = [max(ends) for task, ends in groups.items() if len(ends) == sizes[task]]
+    whole = (max(end for _, _, end in times) - first).total_seconds()
+    found = {
+        "claim_to_end_median": np.median(seconds),
+        "claim_to_end_p95": np.quantile(seconds, 0.95),
+        "to_first_group": (min(complete) - first).total_seconds(),
+        "to_first_step": (trained_at - first).total_seconds(),
+        "sampled_tokens_per_second": sum(r.num_output_tokens for r in records) / whole,
+        "rollouts_per_second": len(times) / whole,
+    }
+    return {name: round(float(value), 2) for name, value in found.items()}
+
+
+def sampler_waits(samplers: Sequence[SamplerInfo]) -> dict[str, float]:
+    """Return the samplers' mean share of wall time spent waiting, by reason."""
     shares: dict[str, float] = {}
     for sampler in samplers:
         alive = (sampler.heartbeat_at - sampler.started_at).total_seconds()

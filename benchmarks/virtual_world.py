@@ -254,7 +254,9 @@ class SimStore:
         self.tasks = SimpleNamespace(
             next_train_order=always(self.num_tasks), count=always(self.num_tasks)
         )
-        self.samplers = SimpleNamespace(all=always([]), register=always(), heartbeat=always())
+        self.samplers = SimpleNamespace(
+            all=always([]), register=always(), heartbeat=always(), count_working=always(1)
+        )
         self.groups = SimpleNamespace(reap=always())
         self.records = SimpleNamespace(
             renew=always([]),

@@ -51,6 +51,8 @@ class GenerateRequest(Value):
     """The prompt, int32 [P]."""
     sampling: SamplingParams
     rid: str = Field(default_factory=new_rid)
+    priority: int | None = None
+    """Waiting requests with a higher one go first; those without one go last."""
     extra_key: str | None = None
     """Namespace of the server's prefix cache."""
     adapter: str | None = None
@@ -135,10 +137,12 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
     if stream:
         body["stream"] = True
         params["stream_interval"] = STREAM_INTERVAL
-    if request.extra_key is not None:
-        body["extra_key"] = request.extra_key
-    if request.adapter is not None:
-        body["lora_path"] = request.adapter
+    named = {
+        "priority": request.priority,
+        "extra_key": request.extra_key,
+        "lora_path": request.adapter,
+    }
+    body |= {name: value for name, value in named.items() if value is not None}
     if request.image_data:
         body["image_data"] = list(request.image_data)
     if request.routed_from is not None:

@@ -47,6 +47,8 @@ AdvantageOverride = Callable[[DispatchedSamplingTask, Reply], float | None]
 _LONG_REPLY_TOKENS = 8192
 """Replies of this length or more are parsed in a thread."""
 _QUOTED_CHARS = 80
+_MAX_GROUP = 10_000
+"""Most rollouts of a question."""
 
 
 class LimitReached(Exception):
@@ -285,6 +287,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         request = GenerateRequest(
             input_ids=prompt.ids,
             sampling=params,
+            priority=self._priority,
             image_data=await self.context.images.inlined(prompt.images),
             routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
         )
@@ -529,6 +532,11 @@ class AsyncSampler(ABC, Generic[TaskType]):
         if room < min_room:
             raise LimitReached("length_limit")
         return params.model_copy(update={"max_new_tokens": room})
+
+    @property
+    def _priority(self) -> int:
+        """Groups go in the order in which they are claimed, and rollouts in that of their group."""
+        return -(self.record.order * _MAX_GROUP + self.record.traj_id)
 
     def _seed(self, number: int) -> int:
         """Derive a seed that differs between Records, attempts and calls, but not between runs."""

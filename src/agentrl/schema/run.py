@@ -262,6 +262,8 @@ class ServerLoad(Value):
 
     num_running: int
     num_waiting: int
+    max_running: int = 0
+    """Requests that the server runs at once; 0: it does not say."""
     num_used_tokens: int = 0
     """Tokens whose keys and values running requests hold."""
     token_usage: float
@@ -295,6 +297,8 @@ class InferenceService(Value):
     data_proof: str | None = None
     control_proof: str | None = None
     """Proofs that the process that registered it has the keys (`agentrl.inference.server_keys`)."""
+    takes_priorities: bool = False
+    """Waiting requests go by their priority; otherwise, some servers refuse a request that has one."""
     load: ServerLoad | None = None
     """From the last heartbeat; None during an update, or if the server does not report it."""
     release: str = ""
@@ -318,6 +322,8 @@ class SamplerInfo(Value):
     """Time spent with nothing to do, by reason (`admission`, `no_task`, `no_server`, `paused`)."""
     notice: str = ""
     """A notice for people, if any."""
+    generates: bool = True
+    """It runs rollouts; False: it only scores those of others."""
     cordoned_by: str = ""
     """Who told it to claim nothing more (`agentrl store cordon`); empty for nobody."""
     release: str = ""

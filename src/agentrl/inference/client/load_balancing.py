@@ -40,6 +40,7 @@ class Pressure:
     def __init__(self) -> None:
         self._reported_at: dict[str, datetime] = {}
         self._num_pressed: Counter[str] = Counter()
+        self._places: dict[str, int] = {}
         self.num_reports = 0
         """Number of new reports received."""
 
@@ -49,6 +50,10 @@ class Pressure:
         loads = {s.base_url.rstrip("/"): s.load for s in services if s.status == "up" and s.load}
         for url in self._reported_at.keys() - loads.keys():
             del self._reported_at[url], self._num_pressed[url]
+        # A server that is being updated does not report, and keeps its places.
+        known = {s.base_url.rstrip("/") for s in services if s.status != "down"}
+        self._places = {url: n for url, n in self._places.items() if url in known}
+        self._places |= {url: load.max_running for url, load in loads.items()}
         for url, load in loads.items():
             if self._reported_at.get(url) != load.at:
                 self._reported_at[url] = load.at
@@ -59,6 +64,11 @@ class Pressure:
     def is_pressed(self, url: str) -> bool:
         """Return whether further requests would have to wait on a server."""
         return self._num_pressed[url] >= _PRESSED_REPORTS
+
+    @property
+    def num_places(self) -> int | None:
+        """Requests that the servers run at once; None if they do not say."""
+        return sum(self._places.values()) if self._places and all(self._places.values()) else None
 
     @property
     def is_known(self) -> bool:

@@ -109,6 +109,7 @@ class ServerPool:
         self._clients: dict[str, SGLangClient] = {}
         self._usable: set[str] = set()
         self._adapters: dict[str, str | None] = {}
+        self._take_priorities = False
         self._down_futures: dict[str, asyncio.Future[None]] = {}
         self.pressure = Pressure()
         self.clock = SamplingClock()
@@ -139,6 +140,7 @@ class ServerPool:
         self.clock.note(services)
         self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
         self._adapters = {s.base_url.rstrip("/"): s.adapter for s in services}
+        self._take_priorities = all(s.takes_priorities for s in services if s.status != "down")
         targets = {self._gateway} if self._gateway else self._usable
         for url in targets - self._clients.keys():
             self._clients[url] = SGLangClient(url, api_key=self._api_key)
@@ -147,6 +149,11 @@ class ServerPool:
             if service.status == "down" and url in self._down_futures:
                 self._down_futures.pop(url).set_result(None)
         self._changed.set()
+
+    @property
+    def num_requests(self) -> int:
+        """Generations of this process that are at a server."""
+        return self._balancer.in_flight.total()
 
     @property
     def num_servers(self) -> int:
@@ -224,7 +231,10 @@ class ServerPool:
         if url not in self._down_futures:
             self._down_futures[url] = asyncio.get_running_loop().create_future()
         down = self._down_futures[url]
-        request = request.model_copy(update={"adapter": self._adapters.get(url)})
+        priority = request.priority if self._take_priorities else None
+        request = request.model_copy(
+            update={"adapter": self._adapters.get(url), "priority": priority}
+        )
         generating = asyncio.create_task(self._clients[url].generate(request, on_partial))
         try:
             futures: set[asyncio.Future[Any]] = {generating, down}

@@ -177,6 +177,15 @@ class SGLangClient:
         """Return the server's arguments and state."""
         return await self._get("/server_info")
 
+    async def takes_priorities(self) -> bool:
+        """Return whether the server computes requests of a higher priority first."""
+        try:
+            info = await self.server_info()
+        except ServerRefused:  # it has no such route
+            return False
+        is_reversed = info.get("schedule_low_priority_values_first")
+        return bool(info.get("enable_priority_scheduling")) and not is_reversed
+
     async def loads(self) -> ServerLoad:
         """Return how busy the server is, over all of its data-parallel workers."""
         ranks = (await self._get("/v1/loads?include=core")).get("loads") or []
@@ -184,6 +193,7 @@ class SGLangClient:
         return ServerLoad(
             num_running=sum(int(rank.get("num_running_reqs") or 0) for rank in ranks),
             num_waiting=sum(int(rank.get("num_waiting_reqs") or 0) for rank in ranks),
+            max_running=sum(int(rank.get("max_running_requests") or 0) for rank in ranks),
             num_used_tokens=sum(int(rank.get("num_used_tokens") or 0) for rank in ranks),
             token_usage=sum(usages) / len(usages) if usages else 0.0,
             tokens_per_second=sum(float(rank.get("gen_throughput") or 0.0) for rank in ranks),

@@ -98,6 +98,7 @@ class ServerHeartbeat:
                 adapter=served.adapter,
                 data_proof=proof(self.url, data_key),
                 control_proof=proof(self.url, control_key),
+                takes_priorities=await self._in_probe_time(client.takes_priorities()),
                 release=package_version(),
             )
         )

@@ -12,6 +12,7 @@ from agentrl.config.sections import InferenceSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.inference.supervisor.script_interpreter import script_interpreter
 from agentrl.inference.supervisor.starters import sglang_starter
+from agentrl.inference.wire import MAX_INT32
 from agentrl.runtime.gpus import seen_gpus
 
 _SGLANG_TOOL_CALL_PARSERS = frozenset(
@@ -21,6 +22,9 @@ _SGLANG_TOOL_CALL_PARSERS = frozenset(
     }
 )
 
+_WITHOUT_PRIORITIES = ("--schedule-policy", "--enable-metrics")
+"""Flags of SGLang that priorities do not go with: it refuses them with most policies, and its metrics
+would have a series for every priority."""
 _MAX_STATIC_FRACTION = 0.95
 """Of the free memory; passes and CUDA graphs need the rest."""
 
@@ -75,6 +79,11 @@ def _sglang_flags(inference: InferenceSection, model: ModelSection) -> list[str]
         argv += ["--ep-size", str(inference.inf_ep_size)]
     argv += ["--mem-fraction-static", str(_static_fraction(inference))]
     argv += ["--sampling-defaults", "openai"]
+    own_argv = shlex.split(inference.sglang_args)
+    if not any(argument.startswith(_WITHOUT_PRIORITIES) for argument in own_argv):
+        argv += ["--enable-priority-scheduling"]
+        # Nothing that runs is interrupted for what waits.
+        argv += ["--priority-scheduling-preemption-threshold", str(MAX_INT32)]
     if inference.colocated:
         argv.append("--enable-memory-saver")
     if model.router_replay:
@@ -88,4 +97,4 @@ def _sglang_flags(inference: InferenceSection, model: ModelSection) -> list[str]
         argv += ["--lora-target-modules", *model.lora_target_modules]
     if model.trust_remote_code:
         argv.append("--trust-remote-code")
-    return argv + shlex.split(inference.sglang_args)
+    return argv + own_argv

@@ -5,6 +5,7 @@ may run, or why none may. Nothing here claims or runs anything.
 """
 
 import logging
+import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ START_PER_SERVER = 8
 UNKNOWN_PER_SERVER = 64
 """Rollouts per server if no server reports its load."""
 _DECREASE_FACTOR = 0.75
+_AVERAGE_SECONDS = 10.0
 
 MAX_FAILURES_IN_A_ROW = 3
 """Consecutive failed rollouts after which only one runs at a time."""
@@ -122,9 +124,14 @@ class RunWatch:
 class ConcurrencyLimit:
     """Number of concurrent rollouts of a sampler, updated after every refresh of the servers.
 
-    Additive increase and multiplicative decrease (Chiu and Jain 1989), as TCP finds its window: the
-    limit settles around the load that the servers take, and independent samplers reach equal
-    shares of it. Until the servers are first saturated, the limit doubles (slow start).
+    A sampler holds no more rollouts than its share of the requests that the servers run at once: a
+    further one would only wait there. Rollouts that are with their tools, on average over the last
+    seconds, leave their places to others.
+
+    Memory may be short before all places are taken. The limit below is found by additive increase
+    and multiplicative decrease (Chiu and Jain 1989), as TCP finds its window: it settles around the
+    load that the servers take, and independent samplers reach equal shares of it. Until the servers
+    are first saturated, it doubles (slow start).
 
     Args:
         per_server: rollouts per server, fixed; None follows the servers' load.
@@ -137,13 +144,33 @@ class ConcurrencyLimit:
         self._limit = 0.0
         self._is_starting = True
         self._num_reports = 0
+        self._num_elsewhere = 0.0
+        self._noted_at: float | None = None
 
-    def of(self, pressure: Pressure, *, num_servers: int, num_running: int, most: int) -> int:
+    def note(self, num_running: int, num_requests: int) -> None:
+        """Note how many rollouts run now, and how many requests of theirs are at the servers."""
+        now = time.monotonic()
+        if self._noted_at is not None:
+            weight = 1 - math.exp(-(now - self._noted_at) / _AVERAGE_SECONDS)
+            num_elsewhere = max(0, num_running - num_requests)
+            self._num_elsewhere += weight * (num_elsewhere - self._num_elsewhere)
+        self._noted_at = now
+
+    def of(
+        self,
+        pressure: Pressure,
+        *,
+        num_servers: int,
+        num_running: int,
+        most: int,
+        num_samplers: int = 1,
+    ) -> int:
         """Return how many rollouts may run now."""
         num_servers = max(1, num_servers)
         if self._per_server is not None:
-            limit = self._per_server * num_servers
-        elif not pressure.is_known:
+            self.current = min(most, self._per_server * num_servers)
+            return self.current
+        if not pressure.is_known:
             limit = UNKNOWN_PER_SERVER * num_servers
         else:
             self._limit = min(self._limit or START_PER_SERVER * num_servers, most)
@@ -151,6 +178,9 @@ class ConcurrencyLimit:
                 self._num_reports = pressure.num_reports
                 self._adjust(pressure, num_servers, num_running)
             limit = int(self._limit)
+        if pressure.num_places is not None:
+            share = math.ceil(pressure.num_places / num_samplers)
+            limit = min(limit, share + round(self._num_elsewhere))
         self.current = min(most, limit)
         return self.current
 

@@ -125,8 +125,13 @@ class SamplingLoop:
         self._control_problem = ""
         self._cordoned_by = ""
         self._info = SamplerInfo(
-            id=owner, host=socket.gethostname(), pid=os.getpid(), release=package_version()
+            id=owner,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            generates=context.rollout.scoring != "only",
+            release=package_version(),
         )
+        self._num_samplers = 1
 
     @property
     def state(self) -> LoopState:
@@ -189,6 +194,7 @@ class SamplingLoop:
         idle = not self._jobs
         times = self._times
         await self._watch.refresh(times.busy_refresh if not idle else times.idle_poll / 2)
+        self._limit.note(self._num_generating(), self._context.servers.num_requests)
         full = self._is_full()
         if self._watch.run is not None:
             self._follow(self._watch.run)
@@ -277,6 +283,7 @@ class SamplingLoop:
             self._context.servers.pressure,
             num_servers=self._watch.num_servers,
             num_running=self._num_generating(),
+            num_samplers=self._num_samplers,
             most=requested or self._context.rollout.max_concurrent_samples_per_process,
         )
 
@@ -407,6 +414,7 @@ class SamplingLoop:
 
     async def _register(self) -> None:
         await self._context.store.samplers.register(self._info)
+        await self._count_samplers()
 
     async def _report(self) -> None:
         self._switch_waiting(self._waiting.reason)
@@ -425,7 +433,12 @@ class SamplingLoop:
             self._cordoned_by = stored.cordoned_by
             told = f"claim nothing more, by {one_line(stored.cordoned_by)}"
             log.info("told to %s", told if stored.cordoned_by else "claim again")
-        self._context.scoring.share_limits(await self._context.store.samplers.count_working())
+        await self._count_samplers()
+
+    async def _count_samplers(self) -> None:
+        samplers = self._context.store.samplers
+        self._context.scoring.share_limits(await samplers.count_working())
+        self._num_samplers = max(1, await samplers.count_working(claiming=True))
 
     def _control_notice(self) -> str:
         problem = one_line(self._control_problem)

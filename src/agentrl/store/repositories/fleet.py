@@ -225,9 +225,15 @@ class SamplerRepository(Repository):
         return from_document(SamplerInfo, require(document, f"sampler {sampler.id}"))
 
     @operation("count samplers")
-    async def count_working(self) -> int:
-        """Return how many samplers have reported lately and have not ended."""
-        working = {**_alive(ALIVE_SECONDS), "status": {"$ne": "stopped"}}
+    async def count_working(self, *, claiming: bool = False) -> int:
+        """Return how many samplers have reported lately and have not ended.
+
+        Args:
+            claiming: count only those that may claim rollouts.
+        """
+        working: Document = {**_alive(ALIVE_SECONDS), "status": {"$ne": "stopped"}}
+        if claiming:
+            working |= {"status": "sampling", "cordoned_by": "", "generates": {"$ne": False}}
         return int(await self._db.samplers.count_documents(working))
 
     @operation("cordon samplers")

@@ -65,6 +65,21 @@ async def test_conversations_spread_over_servers(
     assert [len(stub.bodies) for stub in pair] == [5, 5]
 
 
+async def test_priorities_are_sent_where_all_servers_follow_them(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    orderly = [service(stub.url).model_copy(update={"takes_priorities": True}) for stub in pair]
+    request = REQUEST.model_copy(update={"priority": -3})
+    sent = []
+    for services in (orderly, [orderly[0], service(pair[1].url)], [orderly[0]]):
+        pool.update(services)
+        await pool.generate("record", request)
+        sent.append([body.get("priority") for stub in pair for body in stub.bodies][-1])
+        for stub in pair:
+            stub.bodies.clear()
+    assert sent == [-3, None, -3]
+
+
 async def test_lost_server_is_left(pool: ServerPool, pair: tuple[StubServer, StubServer]) -> None:
     pool.update([service("http://127.0.0.1:9"), service(pair[0].url)])
     async with asyncio.timeout(20):

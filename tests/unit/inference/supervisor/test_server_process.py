@@ -40,6 +40,16 @@ def test_sglang_can_give_memory_up_where_the_trainer_needs_it(colocated: bool) -
     assert ("--enable-memory-saver" in command(colocated=colocated)) is colocated
 
 
+@pytest.mark.parametrize(
+    ("own", "is_ordered"),
+    [("", True), ("--schedule-policy lpm", False), ("--enable-metrics --tp 1", False)],
+)
+def test_sglang_takes_requests_in_the_order_of_their_groups(own: str, is_ordered: bool) -> None:
+    argv = command(sglang_args=own)
+    assert ("--enable-priority-scheduling" in argv) is is_ordered
+    assert ("--priority-scheduling-preemption-threshold" in argv) is is_ordered
+
+
 @pytest.mark.parametrize("backend", ["embedded", "sglang"])
 def test_no_key_stands_among_a_servers_arguments(backend: str) -> None:
     argv = command(

@@ -1,6 +1,7 @@
 """How many rollouts samplers play at once, on servers that can take so many and no more."""
 
 import logging
+import time
 from datetime import timedelta
 
 import pytest
@@ -19,11 +20,14 @@ ENDING_SHARE = 0.2
 """Of the rollouts, in a second."""
 
 
-def pressure_of(num_running: int, capacity: int, second: int, pressure: Pressure) -> Pressure:
+def pressure_of(
+    num_running: int, capacity: int, second: int, pressure: Pressure, max_running: int = 0
+) -> Pressure:
     """One server that lets wait what is beyond its capacity."""
     load = ServerLoad(
         num_running=min(num_running, capacity),
         num_waiting=max(0, num_running - capacity),
+        max_running=max_running,
         token_usage=min(1.0, num_running / capacity) * 0.85,
         at=START + timedelta(seconds=second),
     )
@@ -104,6 +108,38 @@ def test_given_number_is_kept_whatever_the_servers_say() -> None:
         pressure_of(100, 50, second, pressure)
         assert limit.of(pressure, num_servers=3, num_running=20, most=500) == 15
     assert limit.of(pressure, num_servers=3, num_running=20, most=10) == 10
+
+
+def test_samplers_hold_no_more_than_the_servers_run_at_once() -> None:
+    limits, pressure = [ConcurrencyLimit(None) for _ in range(3)], Pressure()
+    of = {"num_servers": 1, "num_running": 1000, "most": 1000, "num_samplers": 3}
+    for second in range(20):
+        pressure_of(0, 10_000, second, pressure, max_running=32)
+        assert [limit.of(pressure, **of) for limit in limits] == [11] * 3
+    updating = InferenceService(
+        id="s", base_url="u", backend="sglang", model_path="m", status="updating"
+    )
+    pressure.note([updating])  # it does not report now
+    assert limits[0].of(pressure, **of) == 11
+    pressure.note([])
+    assert limits[0].of(pressure, **of) == UNKNOWN_PER_SERVER
+
+
+def test_rollouts_at_their_tools_leave_their_places_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit, pressure = ConcurrencyLimit(None), Pressure()
+    seconds, num_running = 0.0, 0
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    for second in range(120):
+        # Of three seconds, a rollout spends two at its tools, which know no queue.
+        seconds = float(second)
+        num_requests = max(num_running / 3, num_running - 2 * 32)
+        pressure_of(int(num_requests), 32, second, pressure, max_running=32)
+        limit.note(num_running, int(num_requests))
+        num_running = limit.of(pressure, num_servers=1, num_running=num_running, most=1000)
+        assert num_running <= 3 * 32 + 2
+    assert num_running >= 3 * 32 - 4
 
 
 def test_servers_that_do_not_tell_get_a_number_that_suits_most() -> None:

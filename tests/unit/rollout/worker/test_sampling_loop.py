@@ -27,7 +27,15 @@ from agentrl.rollout.worker import attempt as attempts
 from agentrl.rollout.worker.attempt import LeaseRenewal, RolloutAttempt, SlotCounts
 from agentrl.rollout.worker.sampler_process import sampler_metrics
 from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
-from agentrl.schema import MCPTask, Run, SamplerInfo, Score, rebuild_prompts, utc_now
+from agentrl.schema import (
+    MCPTask,
+    Run,
+    SamplerInfo,
+    Score,
+    ServerLoad,
+    rebuild_prompts,
+    utc_now,
+)
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -172,10 +180,28 @@ async def test_branches_are_counted_by_reason_and_exposed(
     assert sample.labels == {"reason": "repetition_discard_all"}
 
 
+@pytest.mark.parametrize(
+    ("given", "others", "expected"),
+    [
+        ({"target_concurrency": 2}, [], 2),
+        ({}, [], 5),
+        ({}, [{}], 3),
+        ({}, [{"status": "draining"}, {"cordoned_by": "me"}, {"generates": False}], 5),
+    ],
+)
 async def test_no_more_rollouts_run_at_once_than_the_servers_are_to_get(
-    store: TrajectoryStore, renderer: Renderer, tools_url: str
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    given: dict[str, int],
+    others: list[dict[str, Any]],
+    expected: int,
 ) -> None:
-    rollout = RolloutSection(target_concurrency=2, exit_when_done=True)
+    """A server runs five requests at once, and other samplers take their share of it."""
+    rollout = RolloutSection(exit_when_done=True, **given)
+    load = ServerLoad(num_running=0, num_waiting=0, max_running=5, token_usage=0.0)
+    for number, fields in enumerate(others):
+        await store.samplers.register(SamplerInfo(id=f"other:{number}", host="h", pid=1, **fields))
     most = 0
 
     class Counting(MCPSampler):
@@ -190,13 +216,18 @@ async def test_no_more_rollouts_run_at_once_than_the_servers_are_to_get(
             finally:
                 Counting.num_running -= 1
 
-    with serve_script(renderer, look_then_answer, delay_seconds=0.02) as engine:
-        await begin_run(store, engine, task(0, num_generations=8))
+    with serve_script(renderer, look_then_answer, delay_seconds=0.1) as engine:
+        await begin_run(store, engine, *(task(k, num_generations=8) for k in range(2)))
+        reporting = {"load": load, "takes_priorities": True}
+        await store.services.register(service(engine).model_copy(update=reporting))
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             loop = SamplingLoop(context, "tester", Counting, times=TIMES)
             await run_to_end(loop)
-    assert loop.counts.scored == 8
-    assert most == 2
+    assert loop.counts.scored == 16
+    assert most == expected
+    # Every rollout has its place in the servers' queue, for both of its turns.
+    places = sorted((body["priority"] for body in engine.requests), reverse=True)
+    assert places == sorted(2 * [-10_000 * k - n for k in range(2) for n in range(8)], reverse=True)
 
 
 async def test_servers_do_not_wait_for_a_slow_judge_but_what_it_leaves_is_bounded(

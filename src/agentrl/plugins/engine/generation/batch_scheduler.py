@@ -6,6 +6,8 @@ Used from one thread only. `RunningBatch` decides where running sequences lie in
                   ^                  │
                   └─────retract──────┘   (short of memory, paused for new weights, suspect)
 
+Sequences wait by priority, the highest first; equal ones in the order of their arrival.
+
 If a step fails, its sequences become suspects. They are computed one by one until each
 has proved harmless.
 
@@ -13,8 +15,8 @@ While sampling is paused, or new weights wait for the engine to be idle, new seq
 back and start waiting afterwards. Nothing is computed while memory is released.
 """
 
+import bisect
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -113,8 +115,8 @@ class BatchScheduler:
         self.memory = MemorySaver(model, self._kv, self._prefixes, self._runner.forget_graphs)
         self._batch = RunningBatch(self._kv, self._prefixes)
         self._running = self._batch.running
-        self._waiting: deque[TokenSequence] = deque()
-        self._held_back: deque[TokenSequence] = deque()
+        self._waiting: list[TokenSequence] = []
+        self._held_back: list[TokenSequence] = []
         self._in_flight: dict[str, TokenSequence] = {}
         self._paused: PauseMode | None = None
         self._is_draining = False
@@ -204,8 +206,10 @@ class BatchScheduler:
             return
         sequence.routed_experts = self._runner.room_for_experts(len(sequence.tokens))
         self._in_flight[sequence.rid] = sequence
-        queue = self._held_back if self._paused is not None or self._is_draining else self._waiting
-        queue.append(sequence)
+        if self._paused is not None or self._is_draining:
+            self._held_back.append(sequence)
+        else:
+            bisect.insort_right(self._waiting, sequence, key=_turn)
 
     def abort(self, rid: str) -> None:
         """End the sequence with this id, wherever it is; unknown ids are ignored."""
@@ -327,16 +331,18 @@ class BatchScheduler:
     def step_failed(self, error: Exception) -> None:
         """Isolate the sequences of a failed step; one that failed alone ends with an error."""
         self._sampling = None
-        was_running = len(self._running)
+        suspects = []
         while self._running:
             self._running[-1].is_suspect = True
-            self._retract_last(keep=False)
-        failed = [self._waiting.popleft()] if was_running == 1 else []
+            suspects.append(self._retract_last(keep=False))
+        failed = suspects if len(suspects) == 1 else []
+        for sequence in failed:
+            self._waiting.remove(sequence)
         # A sequence that was being admitted is in no queue.
         queued = {*self._waiting, *self._held_back, *failed}
         failed += [sequence for sequence in self._in_flight.values() if sequence not in queued]
-        if not failed and not was_running and self._waiting:
-            failed = [self._waiting.popleft()]  # the one that was to be admitted
+        if not failed and not suspects and self._waiting:
+            failed = [self._waiting.pop(0)]  # the one that was to be admitted
         message = f"the engine cannot compute this request ({type(error).__name__}: {error})"
         for sequence in failed:
             sequence.finish = FinishReason("abort", message=message, status=500)
@@ -377,13 +383,13 @@ class BatchScheduler:
             needed_length = min(length + _HEADROOM, self.limits.context_length)
             if not self._fits(len(self._running) + 1, needed_length if self._running else length):
                 break
-            self._waiting.popleft()
+            self._waiting.pop(0)
             if self._batch.admit(sequence, prefilling):
                 prefilling.append(sequence)
                 budget = self._add_chunk(chunks, len(self._running) - 1, budget)
             else:
                 skipped.append(sequence)
-        self._waiting.extendleft(reversed(skipped))
+        self._waiting[:0] = skipped
         return chunks
 
     def _add_chunk(self, chunks: list[Chunk], row: int, budget: int) -> int:
@@ -418,13 +424,15 @@ class BatchScheduler:
         self._kv.release()
         return self._kv.ensure(num_rows, length)
 
-    def _retract_last(self, *, keep: bool = True) -> None:
+    def _retract_last(self, *, keep: bool = True) -> TokenSequence:
+        """Let the last running sequence wait again, before its equals."""
         sequence = self._running[-1]
         self._batch.leave(sequence, keep=keep)
         sequence.num_retractions += 1
         if not sequence.output_ids:
             sequence.prompt_logprobs.clear()  # its prompt is recomputed from the start
-        self._waiting.appendleft(sequence)
+        bisect.insort_left(self._waiting, sequence, key=_turn)
+        return sequence
 
     def _abort(self, sequence: TokenSequence) -> None:
         if sequence in self._running:
@@ -442,5 +450,10 @@ class BatchScheduler:
 
     def _release_held_back(self) -> None:
         if self._paused is None and not self._is_draining:
-            self._waiting.extend(self._held_back)
+            for sequence in self._held_back:
+                bisect.insort_right(self._waiting, sequence, key=_turn)
             self._held_back.clear()
+
+
+def _turn(sequence: TokenSequence) -> int:
+    return -sequence.priority

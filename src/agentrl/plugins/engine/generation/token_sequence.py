@@ -10,6 +10,8 @@ from agentrl.data.shown_images import PlacedImage, rotary_positions
 from agentrl.plugins.engine.generation.grammars import GrammarConstraint
 from agentrl.plugins.engine.weights.lora_adapters import Adapter
 
+LOWEST_PRIORITY = -(2**63)
+"""Of a request that names none, as with SGLang."""
 MIN_TEMPERATURE = 1e-6
 """Below it, sampling is greedy and logprobs are those of the raw logits."""
 
@@ -85,6 +87,8 @@ class TokenSequence:
     """Position of the output in the grammar that it must follow."""
     images: tuple[PlacedImage, ...] = ()
     """Images of the prompt."""
+    priority: int = LOWEST_PRIORITY
+    """Of the sequences that wait, the one with the highest is computed first."""
     prompt_logprobs_from: int = -1
     """First prompt position whose logprob is requested; -1: none."""
     length: int = 0

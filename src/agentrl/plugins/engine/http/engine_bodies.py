@@ -30,7 +30,11 @@ from agentrl.inference.wire import (
     new_rid,
 )
 from agentrl.plugins.engine.generation.grammars import GrammarConstraint
-from agentrl.plugins.engine.generation.token_sequence import DrawParams, TokenSequence
+from agentrl.plugins.engine.generation.token_sequence import (
+    LOWEST_PRIORITY,
+    DrawParams,
+    TokenSequence,
+)
 from agentrl.plugins.engine.http.http_errors import InvalidField, InvalidParameter, InvalidRequest
 from agentrl.plugins.engine.weights.lora_adapters import Adapter
 from agentrl.schema.grammar import Grammar, GrammarKind
@@ -180,6 +184,7 @@ class GenerationBody(Body):
     """-1: logprobs of the output only."""
     top_logprobs_num: int = 0
     routed_experts_start_len: int = 0
+    priority: int = LOWEST_PRIORITY
     extra_key: str = ""
     cache_salt: str = ""
     stream: bool = False
@@ -318,6 +323,8 @@ def parse_generate(
             ).showing(placed)
             for number in range(count)
         )
+    for sequence in sequences:
+        sequence.priority = body.priority
     return ParsedRequest(tuple(sequences), is_batch or len(sequences) > 1, body, samplings[0])
 
 

@@ -252,6 +252,7 @@ class _Routes:
                 "context_length": engine.limits.context_length,
                 "max_total_num_tokens": scheduler.max_tokens,
                 "max_running_requests": engine.config.max_running_requests,
+                "enable_priority_scheduling": True,
                 "incremental_streaming_output": False,
                 "enable_memory_saver": True,
                 "internal_states": [{}],

@@ -32,6 +32,11 @@ def sequence(number: int, length: int = 20, new: int = 20, **fields: Any) -> Tok
     return TokenSequence.start(f"{number:032x}", prompt(number, length), params, **fields)
 
 
+def prior(priority: int, item: TokenSequence) -> TokenSequence:
+    item.priority = priority
+    return item
+
+
 def run(engine: BatchScheduler, *sequences: TokenSequence) -> None:
     engine.submit_all(sequences)
     while engine.has_work:
@@ -195,6 +200,37 @@ def test_nothing_is_computed_while_somebody_writes_to_the_weights(model: PreTrai
     engine.weights_changed("2", [])
     run(engine)
     assert item.versions == [("2", 0)]
+
+
+def ending_order(engine: BatchScheduler) -> list[int]:
+    """Compute everything; return the numbers of the sequences in the order in which they end."""
+    while engine.has_work:
+        engine.step()
+    return [int(ended.rid, 16) for ended in engine.take_events()[0]]
+
+
+def test_sequences_wait_by_priority_then_by_arrival(model: PreTrainedModel) -> None:
+    engine = scheduler(model, max_running=2)
+    priorities = [-6, -7, None, -20, -20, -1, None, -3]
+    for number, priority in enumerate(priorities):
+        item = sequence(number, 20, 10)
+        engine.submit(item if priority is None else prior(priority, item))
+        if number == 1:
+            engine.step()  # both run, and what comes later does not interrupt them
+    assert ending_order(engine) == [0, 1, 5, 7, 3, 4, 2, 6]
+
+
+def test_what_came_during_a_pause_takes_its_place_in_the_queue(model: PreTrainedModel) -> None:
+    engine = scheduler(model, max_running=2)
+    for number in range(4):
+        engine.submit(prior(-number, sequence(number, 20, 10)))
+    engine.step()
+    engine.pause("retract")
+    engine.submit(prior(-1, sequence(4, 20, 10)))
+    engine.submit(prior(3, sequence(5, 20, 10)))
+    engine.resume()
+    # The first has one token already. The second was retracted, and goes before its equal.
+    assert ending_order(engine) == [0, 5, 1, 4, 2, 3]
 
 
 def test_full_queue_refuses_with_503(model: PreTrainedModel) -> None:

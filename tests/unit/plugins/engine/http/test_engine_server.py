@@ -12,6 +12,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 from safetensors.torch import load_file, save_file
+from support.patience import PATIENCE
 from transformers import PreTrainedModel
 
 from agentrl.plugins.engine.__main__ import main
@@ -147,6 +148,40 @@ async def test_full_queue_is_answered_with_503(app: httpx.AsyncClient) -> None:
     answer = await app.post("/generate", json=batch)
     assert (answer.status_code, answer.json()["object"]) == (503, "error")
     assert (await app.post("/generate", json=BODY)).status_code == 200
+
+
+@pytest.mark.parametrize("settings", [{"max_running_requests": 2}])
+async def test_turns_of_groups_that_began_earlier_are_answered_first(
+    app: httpx.AsyncClient, front_end: FrontEnd
+) -> None:
+    ended: list[str] = []
+
+    async def ask(name: str, priority: int | None, num_tokens: int = 8) -> None:
+        params = {"max_new_tokens": num_tokens, "ignore_eos": True}
+        body = BODY | {"sampling_params": params, "priority": priority}
+        assert (await app.post("/generate", json=body)).status_code == 200
+        ended.append(name)
+
+    async def waiting(number: int) -> None:
+        while (await front_end.call(front_end.scheduler.load)).num_waiting < number:
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as asked:
+        for name in ("running 1", "running 2"):
+            asked.create_task(ask(name, -30, 60))
+        for number in range(6):
+            asked.create_task(ask(f"first turn {number}", -40 - number))
+        await waiting(6)
+        asked.create_task(ask("of nobody's run", None))
+        asked.create_task(ask("second turn of group 1", -12))
+        asked.create_task(ask("third turn of group 0", -5))
+        await waiting(9)
+    assert set(ended[:2]) == {"running 1", "running 2"}
+    assert set(ended[2:4]) == {"third turn of group 0", "second turn of group 1"}
+    assert [set(ended[at : at + 2]) for at in (4, 6, 8)] == [
+        {f"first turn {number}", f"first turn {number + 1}"} for number in (0, 2, 4)
+    ]
+    assert ended[10:] == ["of nobody's run"]
 
 
 async def test_closing_refuses_what_is_in_flight(
