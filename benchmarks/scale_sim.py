@@ -18,7 +18,9 @@ import logging
 import math
 import random
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +34,7 @@ from virtual_world import (
     SimServer,
     SimStore,
     fail_now_and_then,
+    report_load,
     run_virtually,
 )
 
@@ -75,6 +78,10 @@ class Setting:
     """The run ends with these steps. Otherwise, they are the first of a longer run: at its end, a
     run only waits for its last groups.
     """
+    places: int | None = None
+    """Generations that a server runs at once; further ones wait, and samplers follow its load."""
+    is_ordered: bool = True
+    """Samplers know these places, and servers the order of the rollouts."""
 
 
 def rollout_of(record_id: str) -> list[tuple[int, float]]:
@@ -94,15 +101,22 @@ class SimSampler(AsyncSampler[MCPTask]):
 
     async def run(self) -> RolloutResult:  # noqa: D102 - described where it is declared
         oldest, newest = math.inf, 0
+        claimed_at = time.monotonic()
         for length, tool_seconds in rollout_of(self.record.id):
             result = await self.context.servers.generate(
                 self.record.id,
-                GenerateRequest(input_ids=_PROMPT, sampling=SamplingParams(max_new_tokens=length)),
+                GenerateRequest(
+                    input_ids=_PROMPT,
+                    sampling=SamplingParams(max_new_tokens=length),
+                    priority=self._priority,
+                ),
             )
             oldest = min(oldest, result.version_spans[0].version)
             newest = max(newest, result.version_spans[-1].version)
             await asyncio.sleep(tool_seconds)
-        cast(Any, self.context.store).sampled(self.record.id, int(oldest), newest)
+        store = cast(SimStore, self.context.store)
+        store.sampled(self.record.id, int(oldest), newest)
+        store.rollout_seconds.append(time.monotonic() - claimed_at)
         return RolloutResult("answered", "")
 
     async def evaluate_record(self, result: RolloutResult) -> Score:  # noqa: D102
@@ -122,6 +136,11 @@ class Outcome:
     dropped: Counter[str]
     num_failed_updates: int
     most_running: int
+    first_step_seconds: float = 0.0
+    """Until the first step had its groups."""
+    first_group_seconds: float = 0.0
+    rollout_seconds: Sequence[float] = ()
+    """From the claim of each rollout to its end."""
 
     @property
     def idle_share(self) -> float:
@@ -131,22 +150,36 @@ class Outcome:
 
 async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
     """Simulate a setting until its end."""
-    store = SimStore(setting.num_generations, setting.groups_per_step * 10 * setting.num_steps)
+    store = SimStore(
+        setting.num_generations,
+        setting.groups_per_step * 10 * setting.num_steps,
+        setting.num_samplers,
+    )
     urls = [f"http://server{number}" for number in range(setting.num_servers)]
-    SimClient.servers = {url: SimServer(url, rates) for url in urls}
+    SimClient.servers = {url: SimServer(url, rates, setting.places) for url in urls}
     for url in urls:
-        store.known[url] = InferenceService(id=url, base_url=url, backend="sglang", model_path="m")
-    failing = [
-        asyncio.create_task(fail_now_and_then(store, server, rates, setting.seed + number))
+        store.known[url] = InferenceService(
+            id=url,
+            base_url=url,
+            backend="sglang",
+            model_path="m",
+            takes_priorities=setting.is_ordered,
+        )
+    of_servers = [
+        report_load(store, server, says_places=setting.is_ordered)
+        if setting.places
+        else fail_now_and_then(store, server, rates, setting.seed + number)
         for number, server in enumerate(SimClient.servers.values())
     ]
+    failing = [asyncio.create_task(chore) for chore in of_servers]
     rollouts = setting.groups_per_step * setting.num_generations * (setting.max_staleness + 1)
+    share = None if setting.places else math.ceil(rollouts / setting.num_samplers)
     stop = asyncio.Event()
     pools = [ServerPool() for _ in range(setting.num_samplers)]
     samplers = [
         asyncio.create_task(
             SamplingLoop(
-                context_of(store, pool, math.ceil(rollouts / setting.num_samplers)),
+                context_of(store, pool, share),
                 f"sampler:{number}:x",
                 cast(Any, SimSampler),
             ).run(stop, asyncio.Event())
@@ -167,8 +200,11 @@ async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def context_of(store: SimStore, pool: ServerPool, capacity: int) -> RolloutContext:
-    """Return the context that the rollouts of one sampler process share, without tools and texts."""
+def context_of(store: SimStore, pool: ServerPool, capacity: int | None) -> RolloutContext:
+    """Return the context that the rollouts of one sampler process share, without tools and texts.
+
+    With a capacity of None, the number of rollouts follows the servers' load.
+    """
     absent = cast(Any, None)
     return RolloutContext(
         store=cast(Any, store),
@@ -177,7 +213,7 @@ def context_of(store: SimStore, pool: ServerPool, capacity: int) -> RolloutConte
         toolbox=absent,
         scoring=RegisteredScoring(),
         rollout=RolloutSection(
-            max_concurrent_samples_per_process=capacity, target_concurrency=capacity
+            max_concurrent_samples_per_process=capacity or 256, target_concurrency=capacity
         ),
         sampling=SamplingSection(),
     )
@@ -211,6 +247,7 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
         started = clock()
         found = await reader.read_step(step, groups_consumed=consumed, stop=asyncio.Event())
         read = clock()
+        total.first_step_seconds = total.first_step_seconds or read
         running = sum(server.num_running for server in SimClient.servers.values())
         total.most_running = max(total.most_running, running)
         consumed += len(found.new_groups)
@@ -235,6 +272,7 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
             total.step_seconds += trained_at - taken
             total.publish_seconds += taken - read + clock() - trained_at
             total.seconds += clock() - started
+    total.first_group_seconds, total.rollout_seconds = store.first_group_at, store.rollout_seconds
     return total
 
 
@@ -277,6 +315,42 @@ def simulated(setting: Setting, rates: Rates, folder: Path) -> Outcome:
     return outcome
 
 
+def described_order(outcome: Outcome) -> dict[str, Any]:
+    """Return the figures that depend on which rollouts are held and which requests go first."""
+    ages = outcome.staleness
+    seconds = outcome.rollout_seconds
+    return {
+        "claim_to_end_median": float(np.median(seconds)),
+        "claim_to_end_p95": float(np.quantile(seconds, 0.95)),
+        "to_first_group": outcome.first_group_seconds,
+        "to_first_step": outcome.first_step_seconds,
+        "mean_staleness": sum(age * count for age, count in ages.items()) / ages.total(),
+        "records_per_second": outcome.trained_records / outcome.seconds,
+        "dropped": dict(outcome.dropped),
+    }
+
+
+def measure_order() -> dict[str, Any]:
+    """Simulate servers that run 32 generations at once, with and without the order."""
+    found: dict[str, Any] = {}
+    for name, is_ordered in (("unordered", False), ("ordered", True)):
+        setting = Setting(
+            num_servers=2,
+            num_samplers=2,
+            groups_per_step=32,
+            num_generations=8,
+            max_staleness=2,
+            step_seconds=20.0,
+            num_steps=8,
+            places=32,
+            is_ordered=is_ordered,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = described_order(simulated(setting, Rates(), Path(folder)))
+    before, after = found["unordered"], found["ordered"]
+    return found | {"claim_to_end": after["claim_to_end_median"] / before["claim_to_end_median"]}
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Simulate one size asynchronously, synchronously and on shared devices."""
     rates = Rates()
@@ -303,6 +377,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "idle_share": result["asynchronous"]["idle_share"],
         "async_over_sync": rate["asynchronous"] / rate["synchronous"],
         "colocated_over_sync": rate["colocated"] / rate["synchronous"],
+        "order": measure_order(),
         "rollouts_admitted": args.groups * 8 * (args.staleness + 1),
         "settings": {"rates": vars(rates), **bound, **common},
     }

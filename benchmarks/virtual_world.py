@@ -26,6 +26,7 @@ from agentrl.schema import (
     Run,
     SamplingParams,
     Score,
+    ServerLoad,
     VersionSpan,
     utc_now,
 )
@@ -96,8 +97,12 @@ class Rates:
 class SimServer:
     """One inference server: generations in parallel, pauses, updates, failures."""
 
-    def __init__(self, url: str, rates: Rates) -> None:
+    def __init__(self, url: str, rates: Rates, places: int | None = None) -> None:
+        """Serve at most `places` generations at once, in the order of their priorities; None: all."""
         self.url = url
+        self.places = places
+        self.waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._num_queued = 0
         self.version = 0
         self.num_running = 0
         self.rates = rates
@@ -123,9 +128,15 @@ class SimServer:
         self.version = version
         self._dead = asyncio.get_running_loop().create_future()
 
-    async def generate(self, num_tokens: int) -> list[VersionSpan]:
+    async def generate(self, num_tokens: int, priority: int | None = None) -> list[VersionSpan]:
         """Sample; return the versions of the tokens."""
         await self.answer()
+        if self.places is not None and self.num_running >= self.places:
+            place = asyncio.get_running_loop().create_future()
+            self._num_queued += 1
+            heapq.heappush(self.waiting, (-(priority or 0), self._num_queued, place))
+            await place
+            self.num_running -= 1  # the one that ended left it its place
         dead = self._dead
         spans: list[VersionSpan] = []
         num_sampled = 0
@@ -144,7 +155,12 @@ class SimServer:
                 )
                 num_sampled += chunk
         finally:
-            self.num_running -= 1
+            while self.waiting and self.waiting[0][2].done():  # its client has gone
+                heapq.heappop(self.waiting)
+            if self.waiting:
+                heapq.heappop(self.waiting)[2].set_result(None)
+            else:
+                self.num_running -= 1
         return spans
 
 
@@ -173,7 +189,7 @@ class SimClient:
         self, request: GenerateRequest, _on_partial: object = None
     ) -> GenerateResult:
         count = request.sampling.max_new_tokens
-        spans = fit_spans(await self._server.generate(count), count)
+        spans = fit_spans(await self._server.generate(count, request.priority), count)
         return GenerateResult(
             output_ids=np.zeros(count, np.int32),
             output_logprobs=np.zeros(count, np.float32),
@@ -226,6 +242,7 @@ class SimStore:
 
     num_generations: int
     num_tasks: int
+    num_samplers: int = 1
     run: Run = field(default_factory=lambda: Run(name="sim", status="training", control=Control()))
     policy: Policy | None = None
     database_name: str = "sim"
@@ -238,6 +255,8 @@ class SimStore:
     _groups: dict[int, list[DBRecordData]] = field(default_factory=dict)
     _ready: list[int] = field(default_factory=list)
     _num_read: int = 0
+    rollout_seconds: list[float] = field(default_factory=list)
+    first_group_at: float = 0.0
 
     def __post_init__(self) -> None:
         # Only servers die here: there are no leases, and nobody reports to the store but they.
@@ -255,7 +274,10 @@ class SimStore:
             next_train_order=always(self.num_tasks), count=always(self.num_tasks)
         )
         self.samplers = SimpleNamespace(
-            all=always([]), register=always(), heartbeat=always(), count_working=always(1)
+            all=always([]),
+            register=always(),
+            heartbeat=always(),
+            count_working=self._count_samplers,
         )
         self.groups = SimpleNamespace(reap=always())
         self.records = SimpleNamespace(
@@ -269,10 +291,14 @@ class SimStore:
         # `ready_groups` removes groups, so that there is nothing left to reserve or drop.
         self.ledger = SimpleNamespace(
             ready_groups=self._ready_groups,
+            num_ready_groups=self._num_ready_groups,
             reserve=always(),
             drop=always(),
             is_exhausted=self._is_exhausted,
         )
+
+    async def _count_samplers(self, **_filter: object) -> int:
+        return self.num_samplers
 
     async def _get_run(self) -> Run:
         return self.run
@@ -378,6 +404,10 @@ class SimStore:
         )
         if len(group) == self.num_generations:
             heapq.heappush(self._ready, order)
+            self.first_group_at = self.first_group_at or time.monotonic()
+
+    async def _num_ready_groups(self, _consumer: str) -> int:
+        return len(self._ready)
 
     async def _ready_groups(
         self, _consumer: str, *, limit: int, **_options: object
@@ -387,6 +417,20 @@ class SimStore:
             found.append(self._groups.pop(heapq.heappop(self._ready)))
             self._num_read += 1
         return found
+
+
+async def report_load(store: SimStore, server: SimServer, *, says_places: bool) -> None:
+    """Report a server's load once a second, as its supervisor does."""
+    assert server.places is not None
+    while True:
+        load = ServerLoad(
+            num_running=server.num_running,
+            num_waiting=len(server.waiting),
+            max_running=server.places if says_places else 0,
+            token_usage=0.5 * server.num_running / server.places,
+        )
+        store.known[server.url] = store.known[server.url].model_copy(update={"load": load})
+        await asyncio.sleep(1.0)
 
 
 async def fail_now_and_then(store: SimStore, server: SimServer, rates: Rates, seed: int) -> None:

@@ -72,7 +72,7 @@ class Control(Value):
         return max(0, step - 1 - self.max_staleness)
 
     def steps_ahead(self, max_trained_count: int) -> int:
-        """Return for how many steps, the current one included, samplers may supply groups.
+        """Return for how many steps at most, the current one included, samplers may supply groups.
 
         They supply what (max_staleness + 1) steps consume, with each group lasting for
         `max_trained_count` steps; at least one step's worth, or nothing would be trained.
@@ -192,8 +192,8 @@ class Run(Value):
     """The version that servers are expected to serve."""
     admitted_groups: int = 0
     """Training slots with `order` below this may be claimed. The trainer sets it to the number of
-    consumed groups, including dropped ones, plus the new groups of (max_staleness + 1) steps, which
-    bounds the running and finished but untrained records."""
+    consumed groups, including dropped ones, plus the new groups of at most (max_staleness + 1)
+    steps, which bounds the running and finished but untrained records."""
     trainer_leases: dict[str, Lease] = Field(default_factory=dict)
     """Consumer name -> lease of the trainer that holds it."""
     trainer_has_device: bool = False
@@ -254,6 +254,8 @@ ServiceStatus = Literal["up", "updating", "asleep", "down"]
 memory of weights and cache to the trainer."""
 
 _FULL_SHARE = 0.9
+_ROOMY_SHARE = 0.7
+"""With less of the memory in use, requests wait for a place, or for their first step."""
 _QUEUE_SHARE = 8
 
 
@@ -278,8 +280,17 @@ class ServerLoad(Value):
 
         A short queue is normal: requests that arrive during a step wait for the next one.
         """
-        queue = max(1, self.num_running // _QUEUE_SHARE)
-        return self.token_usage >= _FULL_SHARE or self.num_waiting > queue
+        return self.token_usage >= _FULL_SHARE or self._has_queue
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether it is pressed, and not only because all of its places are taken."""
+        is_roomy = self.max_running > 0 and self.token_usage < _ROOMY_SHARE
+        return self.is_pressed and not is_roomy
+
+    @property
+    def _has_queue(self) -> bool:
+        return self.num_waiting > max(1, self.num_running // _QUEUE_SHARE)
 
 
 class InferenceService(Value):

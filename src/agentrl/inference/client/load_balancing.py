@@ -40,6 +40,7 @@ class Pressure:
     def __init__(self) -> None:
         self._reported_at: dict[str, datetime] = {}
         self._num_pressed: Counter[str] = Counter()
+        self._num_short: Counter[str] = Counter()
         self._places: dict[str, int] = {}
         self.num_reports = 0
         """Number of new reports received."""
@@ -49,7 +50,7 @@ class Pressure:
         is_new = False
         loads = {s.base_url.rstrip("/"): s.load for s in services if s.status == "up" and s.load}
         for url in self._reported_at.keys() - loads.keys():
-            del self._reported_at[url], self._num_pressed[url]
+            del self._reported_at[url], self._num_pressed[url], self._num_short[url]
         # A server that is being updated does not report, and keeps its places.
         known = {s.base_url.rstrip("/") for s in services if s.status != "down"}
         self._places = {url: n for url, n in self._places.items() if url in known}
@@ -58,6 +59,7 @@ class Pressure:
             if self._reported_at.get(url) != load.at:
                 self._reported_at[url] = load.at
                 self._num_pressed[url] = self._num_pressed[url] + 1 if load.is_pressed else 0
+                self._num_short[url] = self._num_short[url] + 1 if load.lacks_memory else 0
                 is_new = True
         self.num_reports += is_new
 
@@ -77,17 +79,17 @@ class Pressure:
 
     @property
     def is_general(self) -> bool:
-        """Whether at least half of the reporting servers are pressed."""
+        """Whether at least half of the reporting servers lack memory, or places that they do not tell."""
         return self._is_half(_PRESSED_REPORTS)
 
     @property
     def may_be_general(self) -> bool:
-        """Whether at least half of them may be pressed, by their last report alone."""
+        """Whether at least half of them may, by their last report alone."""
         return self._is_half(1)
 
     def _is_half(self, num_reports: int) -> bool:
-        pressed = sum(self._num_pressed[url] >= num_reports for url in self._reported_at)
-        return 2 * pressed >= len(self._reported_at) > 0
+        num_short = sum(self._num_short[url] >= num_reports for url in self._reported_at)
+        return 2 * num_short >= len(self._reported_at) > 0
 
 
 class LoadBalancer:

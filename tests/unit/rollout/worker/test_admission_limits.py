@@ -125,6 +125,27 @@ def test_samplers_hold_no_more_than_the_servers_run_at_once() -> None:
     assert limits[0].of(pressure, **of) == UNKNOWN_PER_SERVER
 
 
+def test_a_queue_is_a_reason_to_hold_fewer_only_if_memory_is_short() -> None:
+    def held(usage: float) -> list[int]:
+        limit, pressure, limits = ConcurrencyLimit(None), Pressure(), [0]
+        for second in range(30):
+            load = ServerLoad(
+                num_running=20,
+                num_waiting=12 if second > 5 else 0,
+                max_running=32,
+                token_usage=usage,
+                at=START + timedelta(seconds=second),
+            )
+            server = {"id": "s", "base_url": "u", "backend": "sglang", "model_path": "m"}
+            pressure.note([InferenceService(**server, load=load)])
+            limits.append(limit.of(pressure, num_servers=1, num_running=limits[-1], most=99))
+        assert pressure.is_pressed("u")
+        return limits[-20:]
+
+    assert held(0.5) == [32] * 20
+    assert held(0.8)[-1] < 8
+
+
 def test_rollouts_at_their_tools_leave_their_places_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
