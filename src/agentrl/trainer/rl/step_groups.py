@@ -36,6 +36,7 @@ from agentrl.schema import (
 )
 from agentrl.schema.lost_versions import LostVersions, counted_in_steps
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.trainer.rl.sampling_lead import Admission, SamplingLead
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class StepGroups:
     """Records not trained on, by reason."""
     teacher_wait_seconds: float = 0.0
     """How long complete groups were at hand, and all of them waited for teachers."""
+    waited_seconds: float = 0.0
+    """How long the step waited for groups."""
     end: Literal["full", "data_ended", "stopped"] = "full"
     """Reason why reading ended."""
 
@@ -102,21 +105,6 @@ class StepGroups:
     def staleness(self) -> dict[int, int]:
         """Records to train by their age."""
         return dict(sorted(Counter(age for age in self.ages if age is not None).items()))
-
-
-@dataclass(frozen=True)
-class Admission:
-    """The inputs of the latest admission bound."""
-
-    groups_consumed: int
-    step: int
-    control: Control
-
-    def bound(self, max_steps: int, max_trained_count: int) -> int:
-        """Return the number of groups that samplers may have claimed by now."""
-        ahead = self.control.steps_ahead(max_trained_count)
-        num_steps = max(0, min(ahead, max_steps - self.step + 1))
-        return self.groups_consumed + num_steps * self.control.groups_per_step
 
 
 def image_reader(path: Path, model: ModelSection) -> ImageReader | None:
@@ -261,6 +249,7 @@ class GroupReader:
         self.lost_versions: Sequence[LostVersions] = ()
         """Of the run; their records count as old as their weights are far away."""
         self._wait = TeacherWait(algorithm.teachers, algorithm.teacher_wait_seconds)
+        self._lead = SamplingLead()
         self._admission: Admission | None = None
         self._admission_lock = asyncio.Lock()
 
@@ -295,7 +284,7 @@ class GroupReader:
         """
         if self._consumer != DEFAULT_CONSUMER:
             return  # a further consumer only reads; the leading trainer admits the samplers
-        self._admission = Admission(groups_consumed, step, self.control)
+        self._admission = Admission(groups_consumed, step, self.control, self._lead.steps)
         # `follow_control` may call concurrently. The bound is computed under the lock, so the last
         # write has the newest bound.
         async with self._admission_lock:
@@ -349,10 +338,26 @@ class GroupReader:
             if await stopped_within(stop, _POLL_SECONDS):
                 collected.end = "stopped"
                 break
+            collected.waited_seconds += _POLL_SECONDS
             if time.monotonic() - reported_at > _REPORT_SECONDS:
                 reported_at = time.monotonic()
                 await self._report_wait(step, num_usable, current.groups_per_step)
+        if collected.new_groups:
+            await self._follow_lead(collected)
         return collected
+
+    async def _follow_lead(self, read: StepGroups) -> None:
+        """Let samplers run as far ahead, from the next admission on, as this step needed."""
+        per_step = self.control.groups_per_step
+        most = self.control.steps_ahead(self._algorithm.max_trained_count) - 1
+        if most:
+            self._lead.note(
+                num_taken=len(read.new_groups),
+                num_left=await self._store.ledger.num_ready_groups(self._consumer),
+                waited_seconds=read.waited_seconds,
+                groups_per_step=per_step,
+                most=most,
+            )
 
     async def _first_open_order(self) -> int | None:
         if self._algorithm.staleness_policy == "drop":

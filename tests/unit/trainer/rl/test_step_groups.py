@@ -13,7 +13,7 @@ from agentrl.errors import TrainingError
 from agentrl.schema import Control, Policy, Record, Run
 from agentrl.schema.lost_versions import LostVersions, step_of, version_of
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.rl.step_groups import Admission, GroupReader, RecordImages
+from agentrl.trainer.rl.step_groups import GroupReader, RecordImages
 
 CONTROL = Control(groups_per_step=1, max_staleness=1)
 
@@ -181,17 +181,6 @@ def test_no_number_is_given_twice_and_a_lost_one_is_mirrored_at_the_version_that
     assert [version_of(step, lost) for step in (0, 4, 5, 6, 7, 8)] == [0, 4, 10, 11, 14, 15]
     assert [step_of(version, lost) for version in (-1, 3, 4, 10, 11, 14)] == [-1, 3, 4, 5, 6, 7]
     assert [step_of(version, lost) for version in (5, 8, 9, 12, 13)] == [3, 0, -2, 5, 4]
-
-
-def test_samplers_bring_what_the_steps_ahead_use_up() -> None:
-    def bound(max_staleness: int, max_trained_count: int) -> int:
-        control = Control(groups_per_step=4, max_staleness=max_staleness)
-        admission = Admission(groups_consumed=10, step=5, control=control)
-        return admission.bound(max_steps=9, max_trained_count=max_trained_count)
-
-    assert [bound(staleness, 1) for staleness in (0, 1, 2, 9)] == [14, 18, 22, 30]
-    # A group that two steps use lasts for both: half of them are new.
-    assert [bound(staleness, 2) for staleness in (1, 2, 3, 5)] == [14, 14, 18, 22]
 
 
 async def taught(store: TrajectoryStore, name: str) -> None:

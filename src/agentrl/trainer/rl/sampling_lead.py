@@ -1,0 +1,91 @@
+"""How far samplers may run ahead of the trainer.
+
+Input: what each step found when it read its groups. Output: the number of groups that samplers may
+have claimed. The freshness bound limits it; within the bound, samplers run no further ahead than
+needed for the trainer not to wait. Reads and writes nothing.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentrl.schema import Control
+
+_STEPS_SEEN = 2
+"""Steps in a row that leave groups over before samplers run less far ahead. What a pause of the trainer
+piled up is used by the steps after it."""
+_WAIT_SHARE = 0.02
+"""Share of the time between two steps from which a step counts as one that waited."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The inputs of the latest admission bound."""
+
+    groups_consumed: int
+    step: int
+    control: Control
+    lead: float = math.inf
+    """Steps beyond the current one whose groups may be claimed, if the freshness bound allows it."""
+
+    def bound(self, max_steps: int, max_trained_count: int) -> int:
+        """Return the number of groups that samplers may have claimed by now."""
+        ahead = min(self.control.steps_ahead(max_trained_count), 1 + self.lead)
+        num_steps = max(0, min(ahead, max_steps - self.step + 1))
+        return self.groups_consumed + int(num_steps) * self.control.groups_per_step
+
+
+class SamplingLead:
+    """For how many steps beyond the current one samplers may claim groups.
+
+    It begins at the freshness bound. Where steps leave the groups of further steps over, these were
+    sampled earlier than needed, and the lead falls by so many; a step that waits raises it by one. A
+    change shows once the groups that were admitted before it are used; until then, the lead stays.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps = math.inf
+        self._clock = clock
+        self._read_at: float | None = None
+        self._left: list[int] = []
+        self._num_admitted_before = 0.0
+
+    def note(
+        self,
+        *,
+        num_taken: int,
+        num_left: int,
+        waited_seconds: float,
+        groups_per_step: int,
+        most: int,
+    ) -> None:
+        """Follow a step that has read its groups.
+
+        Args:
+            num_taken: groups that no earlier step took.
+            num_left: complete groups that it did not take.
+            waited_seconds: how long it waited for groups.
+            groups_per_step: groups that a step takes.
+            most: the lead that the freshness bound allows.
+        """
+        now, before = self._clock(), self._read_at
+        self._read_at = now
+        self.steps = min(self.steps, most)
+        if before is None:
+            self._num_admitted_before = (1 + self.steps) * groups_per_step
+        self._num_admitted_before -= num_taken
+        if before is None or self._num_admitted_before > 0:
+            return
+        steps = self.steps
+        if waited_seconds > _WAIT_SHARE * (now - before):
+            steps = min(steps + 1, most)
+            self._left.clear()
+        else:
+            self._left = [*self._left, num_left // groups_per_step][-_STEPS_SEEN:]
+        if len(self._left) == _STEPS_SEEN:
+            steps = max(0, steps - min(self._left))
+        if steps != self.steps:
+            self._num_admitted_before = (1 + max(steps, self.steps)) * groups_per_step
+            self._left.clear()
+            self.steps = steps
