@@ -20,6 +20,8 @@ from agentrl.errors import InferenceError
 
 _INITIAL_ROWS = 8
 _INITIAL_LENGTH = 256
+_SLACK = 256
+"""Further positions of each row when the memory is nearly used up."""
 # Shorter prefixes are faster to compute than to look up.
 MIN_PREFIX = 8
 
@@ -121,7 +123,11 @@ class KVCache:
             capacity if length <= capacity else min(max(length, 2 * capacity), limits.length)
         )
         if not limits.fit(new_rows, new_capacity):
-            new_rows, new_capacity = max(num_rows, 1), length
+            # All that the limits allow: without slack, every further token or row copies the cache.
+            slack = min(_SLACK, limits.num_tokens // max(num_rows, 1) - length)
+            new_capacity = min(length + max(slack, 0), limits.length)
+            most = min(limits.num_tokens // new_capacity, limits.num_rows)
+            new_rows = max(num_rows, most, 1)
         old = self.tensor
         self.tensor = self._allocate(new_rows, new_capacity)
         rows, capacity = min(rows, new_rows), min(capacity, new_capacity)

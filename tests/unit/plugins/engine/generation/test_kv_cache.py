@@ -54,6 +54,21 @@ def test_bounds_are_kept_except_for_a_single_row() -> None:
     assert not cache.ensure(65, 1)
 
 
+def test_rows_grow_near_the_bound_without_copying_the_cache_for_each_token() -> None:
+    cache = KVCache(SHAPE, RowLimits(num_rows=64, length=8192, num_tokens=46_000))
+    copies = 0
+    # Rows of 2,000 tokens are admitted one by one, and then grow until the memory is used up.
+    steps = [(rows, 2000 + rows) for rows in range(1, 21)]
+    steps += [(20, 2021 + n) for n in range(280)]
+    for num_rows, length in steps:
+        before = cache.tensor.data_ptr()
+        assert cache.ensure(num_rows, length)
+        assert cache.tensor.shape[2] * cache.length <= 46_000
+        copies += cache.tensor.data_ptr() != before
+    assert copies <= 8
+    assert not cache.ensure(20, 2301)
+
+
 def test_store_finds_the_longest_and_forgets_the_least_used() -> None:
     store = PrefixStore(SHAPE, 100 * SHAPE.token_bytes)
     kv = torch.randn(2, 2, 1, 40, 4)
