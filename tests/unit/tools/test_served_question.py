@@ -1,5 +1,6 @@
 """What a rollout's tool servers are told of its question: ids, columns, fixtures."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -7,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
+from agentrl.tools.servers import connection
+from agentrl.tools.servers.client_session import McpSession
 from agentrl.tools.servers.served_question import ServedQuestion
 
 ConfigFor = Callable[..., ToolsConfig]
@@ -181,3 +185,29 @@ def test_the_columns_that_a_server_needs_are_known_before_the_start() -> None:
         (),
         ("c", "b", "a"),
     ]
+
+
+async def test_a_few_commands_start_at_once_and_the_others_wait(
+    server: dict[str, Any], config_for: ConfigFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_STARTS_AT_ONCE", 2)
+    opened, starting = McpSession.opened, {"now": 0, "most": 0}
+
+    async def counted(session: McpSession) -> Client:
+        starting["now"] += 1
+        starting["most"] = max(starting.values())
+        try:
+            return await opened(session)
+        finally:
+            starting["now"] -= 1
+
+    mine = question(tmp_path)
+    async with connect_tools(config_for({"s": server}, example=mine)) as box:
+        monkeypatch.setattr(McpSession, "opened", counted)
+
+        async def told() -> bool:
+            async with box.for_rollout(mine) as rollout:
+                return (await rollout.call("told", {})).is_error
+
+        assert await asyncio.gather(*(told() for _ in range(6))) == [False] * 6
+    assert starting == {"now": 0, "most": 2}

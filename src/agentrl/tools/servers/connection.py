@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from mcp import Client, MCPError
 from mcp.shared.dispatcher import ProgressFnT
@@ -22,6 +25,10 @@ from agentrl.tools.servers.server_config import McpServer, ToolsConfig
 logger = logging.getLogger(__name__)
 
 _PING_SECONDS = 5.0
+_STARTS_AT_ONCE = max(2, os.cpu_count() or 1)
+"""Commands that start at the same time: a hundred that start together would stop an inference server on
+the same machine for minutes."""
+_starts = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 _NOT_LISTED = (MCPError, TimeoutError, ValueError)
 
 
@@ -225,10 +232,13 @@ class ServerConnection:
                 raise self._error("is unreachable", error) from error
 
     async def _connect(self) -> Client:
-        session = McpSession(
-            self.name, self.server, self._config, self._count_change, self._question
-        )
-        client = await session.opened()
+        limit = asyncio.Semaphore(_STARTS_AT_ONCE)
+        place = _starts.setdefault(asyncio.get_running_loop(), limit)
+        async with place if self.server.transport == "stdio" else nullcontext():
+            session = McpSession(
+                self.name, self.server, self._config, self._count_change, self._question
+            )
+            client = await session.opened()
         self._session = session
         return client
 
