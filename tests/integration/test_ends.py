@@ -11,6 +11,7 @@ import psutil
 import pytest
 from harness.started import END_SECONDS, Started, metrics, started
 from support.demo_run import ROOT, RUN_NAME, logs, run_command
+from support.patience import PATIENCE
 
 from agentrl.runtime.processes.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
 from agentrl.store import TrajectoryStore
@@ -50,6 +51,58 @@ async def test_a_run_saves_the_step_hands_its_slots_back_and_can_be_resumed(tmp_
         async with TrajectoryStore.connect(mongo.uri(RUN_NAME)) as store:
             assert [one.id async for one in store.records.find(status="running")] == []
             assert {service.status for service in await store.services.all()} == {"down"}
+
+
+SLOW_LOSS = """
+import time
+from pathlib import Path
+
+SLOW = Path(__file__).with_name("slow")
+DONE = []
+
+
+def after(step):
+    DONE.append(step)
+
+
+def loss(inputs):
+    if DONE and SLOW.exists():
+        with SLOW.open("a") as passes:
+            passes.write("x")
+        time.sleep(5)
+    return -inputs.advantages * inputs.policy_logprobs
+"""
+
+
+@pytest.mark.timeout(600)
+async def test_ctrl_c_within_a_step_saves_the_last_one_and_the_same_command_goes_on(
+    tmp_path: Path,
+) -> None:
+    own, slow = tmp_path / "own.py", tmp_path / "slow"
+    own.write_text(SLOW_LOSS)
+    slow.touch()
+    functions = {"loss_calculator": f"{own}:loss", "on_step": f"{own}:after"}
+    command = run_command(tmp_path, max_steps=2, save_steps=1000, max_tokens=2048, **functions)
+    with started(command, tmp_path) as run:
+        run.until(slow.read_text)
+        assert run.end(signal.SIGINT) == INTERRUPTED
+        assert "step 2 was not finished and will be computed again" in run.said()
+    assert len(slow.read_text()) <= 2
+    saved = latest_checkpoint(tmp_path / "output")
+    assert saved is not None
+    assert saved.step == len(metrics(tmp_path)) == 1
+    slow.unlink()
+    with started(command, tmp_path) as run:
+        assert run.process.wait(PATIENCE) == 0, run.said() + logs(tmp_path)
+    assert "Traceback" not in run.said() + logs(tmp_path)
+    assert len(metrics(tmp_path)) == 2
+    with EmbeddedMongo(tmp_path / "mongo") as mongo:
+        async with TrajectoryStore.connect(mongo.uri(RUN_NAME)) as store:
+            counts = [
+                one.ledger["trainer"].trained_count
+                async for one in store.ledger.find(status="trained")
+            ]
+    assert set(counts) == {1}
 
 
 def test_a_second_signal_ends_a_run_at_once_that_waits_for_its_trainer(tmp_path: Path) -> None:

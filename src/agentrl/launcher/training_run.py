@@ -89,8 +89,10 @@ async def run_training(config: RootConfig) -> int:
             add_to_summary(config.run.output_path, {"restarts": restarts})
         if status is None or status == INTERRUPTED:
             run = None
+            await cluster.stop_trainer()  # it may save one more step
             with suppress(StoreError):
                 run = await store.runs.get()
+                await store.runs.set_phase("interrupted")
             say(console, interrupted(time.monotonic() - started, run))
             print_inspection_commands(console, config)
             return INTERRUPTED
@@ -251,7 +253,7 @@ async def _until_trained(cluster: LocalCluster, trainer: Child, display: Progres
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done() and display.first_answers.result().lacks_signal:
                 # The trainer writes its summary when it stops, and would overwrite this result.
-                await cluster.stop(trainer)
+                await cluster.stop_trainer()
                 raise NothingToLearn(
                     "--require_signal: the first answers give nothing to learn from (see above); "
                     "the same command with other flags goes on"

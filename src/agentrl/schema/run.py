@@ -33,8 +33,11 @@ RunStatus = Literal["created", "training", "completed", "no_signal", "failed"]
 RunState = RunStatus | Literal["interrupted"]
 """The displayed status: an `interrupted` run is unfinished and has no active process. No process is
 left to store this status, so the store derives it."""
-RunPhase = Literal["starting", "loading", "evaluating", "sampling", "training", "publishing"]
-"""The trainer's current activity; in `sampling` it waits for samples."""
+RunPhase = Literal[
+    "starting", "loading", "evaluating", "sampling", "training", "publishing", "interrupted"
+]
+"""The trainer's current activity: in `sampling` it waits for samples, and `interrupted` is the last
+one of a run that a signal stopped."""
 ENDED_RUNS: frozenset[RunStatus] = frozenset({"completed", "no_signal", "failed"})
 
 

@@ -37,7 +37,7 @@ from agentrl.trainer.learner.merge_check import MergeCheck
 from agentrl.trainer.learner.settings import LearnerSettings
 
 T = TypeVar("T")
-FINISHING = "finishing and saving the step first"
+FINISHING = "saving the last step first"
 """What a trainer does after a signal."""
 Shares = Sequence[Sequence[MicroBatch]]
 """Micro-batches of each share of the work; all shares have the same number."""
@@ -235,6 +235,14 @@ class WorkerGroup:
             algorithm: loss settings in place of those of the flags.
         """
         return await self._on_all_ranks(Learner.forward_backward, shares, algorithm=algorithm)
+
+    async def abandon(self) -> None:
+        """End `forward_backward` after its micro-batch in progress, and discard its gradients.
+
+        Needs a single rank: several compute every micro-batch together.
+        """
+        self._learner.is_abandoned.set()
+        await self._on_all_ranks(Learner.discard_gradients)
 
     async def problem_of_functions(self, config: RootConfig) -> str | None:
         """Return the first mistake of the user's functions on any rank.

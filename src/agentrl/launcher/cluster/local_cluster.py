@@ -57,7 +57,8 @@ STOP_SECONDS = 15.0
 SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
 """Grace period of `agentrl serve`, which first gives its server `STOP_SECONDS`."""
 TRAINER_STOP_SECONDS = 120.0
-"""The trainer finishes its step and saves."""
+"""The trainer ends its step and saves."""
+_TRAINER = "train_0"
 _KEYS = ("inference_api_key", "inference_admin_key")
 _KEY_BYTES = 32
 _HIDDEN_FROM_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
@@ -287,7 +288,7 @@ class LocalCluster:
         status 0 before the run has ended: code of the user called exit.
         """
         child = self._child(
-            "train_0",
+            _TRAINER,
             trainer_command(self.config.trainer, self.config_path),
             RESTARTS,
             gpus=self._gpus.trainer,
@@ -299,9 +300,9 @@ class LocalCluster:
         await self._supervisor.start(child)
         return child
 
-    async def stop(self, child: Child) -> None:
-        """Stop a child; a trainer keeps what it has done so far."""
-        await self._supervisor.stop(child.name)
+    async def stop_trainer(self) -> None:
+        """Stop the trainer, if it runs: it saves what it has done so far."""
+        await self._supervisor.stop(_TRAINER)
 
     async def wait(self, name: str) -> int:
         """Wait for a child to exit, and return its exit status."""

@@ -150,8 +150,12 @@ def interrupted(seconds: float, run: Run | None) -> str:
     text = (
         f"interrupted after {seconds:.0f} s; all data is kept, and the same command resumes the run"
     )
-    if run is None or run.step <= run.saved_step:
+    if run is None:
         return text
+    if run.step <= run.saved_step:
+        if run.phase != "training":
+            return text
+        return f"{text}; step {run.step + 1} was not finished and will be computed again"
     steps = f"step {run.saved_step + 1}"
     if run.step > run.saved_step + 1:
         steps = f"steps {run.saved_step + 1} to {run.step}"

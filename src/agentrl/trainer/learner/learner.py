@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -122,6 +123,9 @@ class Learner:
         self._writer = StateWriter(ranks)
         self._num_done = 0
         self._gathered = _Gathered()
+        self._random_before = torch.get_rng_state()
+        self.is_abandoned = threading.Event()
+        """Ends `forward_backward` after the micro-batch in progress; set by another thread of a single rank."""
 
     @property
     def attention_cost(self) -> float:
@@ -144,17 +148,27 @@ class Learner:
             The loss, summed over all ranks.
         """
         started = time.monotonic()
+        self._random_before = torch.get_rng_state()
         gathered, sums = self._gathered, _Sums()
         for micro_batch, outcome in self._passes.forward_backward(
             micro_batches, algorithm or self._settings.algorithm
         ):
             sums.add(micro_batch, outcome, flops=self.flops.row(micro_batch.row))
             gathered.add(micro_batch, outcome)
+            if self.is_abandoned.is_set():
+                break
         # One collective for all figures of the pass.
         totals = _Sums(*self._ranks.sum(astuple(sums)))
         gathered.totals = gathered.totals.plus(totals)
         gathered.seconds += time.monotonic() - started
         return totals.loss
+
+    def discard_gradients(self) -> None:
+        """Be as before the last `forward_backward`, which may have been abandoned; needs a single rank."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._gathered = _Gathered()
+        torch.set_rng_state(self._random_before)
+        self.is_abandoned.clear()
 
     def problem_of_functions(self, config: RootConfig) -> str | None:
         """Return the first mistake of the user's functions on any rank (collective)."""

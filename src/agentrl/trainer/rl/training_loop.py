@@ -27,7 +27,7 @@ from agentrl.datasets.task_stream import eval_tasks
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.evaluation.eval_scores import EvalMetrics
-from agentrl.runtime.ending_tasks import end_tasks
+from agentrl.runtime.ending_tasks import end_tasks, joint_tasks
 from agentrl.schema import Record
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.after_step import call_after_step
@@ -91,7 +91,8 @@ async def train_steps(run: "TrainingRun") -> None:
     """Make the steps of a run, as its flags say."""
     async for groups in run.groups():
         batch = await run.build_step(groups)
-        await run.learner.forward_backward(batch)
+        if not await run.finished_gradients(batch):
+            return
         await run.learner.optim_step()
         if run.is_commit_due:
             await run.commit()
@@ -323,6 +324,22 @@ class TrainingRun:
         separate = await asyncio.to_thread(self._build_batch, groups, "none")
         check = await self._group.check_merge(batch.micro_batches, separate.micro_batches)
         return merge_error(check, groups.step, self.output_path)
+
+    async def finished_gradients(self, batch: StepBatch) -> bool:
+        """Add the gradients of a batch; return False if a signal ended that, as if there was no step.
+
+        Several ranks, which compute together, finish the batch first.
+        """
+        async with joint_tasks() as tasks:
+            computing = tasks.create_task(self.learner.forward_backward(batch))
+            stopping = tasks.create_task(self._stop.wait())
+            await asyncio.wait({computing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            is_abandoned = not computing.done() and self._group.num_ranks == 1
+            if is_abandoned:
+                logger.info("step %d ends before its gradients are whole", self.step + 1)
+                await self._group.abandon()
+        return not is_abandoned
 
     @property
     def is_commit_due(self) -> bool:

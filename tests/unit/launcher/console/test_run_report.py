@@ -46,6 +46,10 @@ def test_an_interrupted_run_says_what_is_computed_again(
     assert said.startswith("interrupted after 7 s; all data is kept, and the same command resumes")
     assert again in said
     assert ("again" in said) == bool(again)
+    within = Run(name="r", policy_version=version, saved_step=saved, phase="training")
+    assert ("; step 4 was not finished and will be" in interrupted(7.1, within)) == (
+        saved == version
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
@@ -522,6 +523,76 @@ async def test_a_stop_finishes_the_step_and_saves(
     # What was reserved for the step that was not made is ready again.
     assert (await ledger_of(store))["train/0/q2"] == [None] * 3
     assert (await run_of(store)).status == "training"
+
+
+WAITING_LOSS = """
+import time
+from pathlib import Path
+
+WAIT = Path(__file__).with_name("wait")
+DONE = []
+
+
+def after(step):
+    DONE.append(step)
+
+
+def loss(inputs):
+    if DONE and WAIT.exists():
+        with WAIT.open("a") as passes:
+            passes.write("x")
+        while WAIT.exists():
+            time.sleep(0.01)
+    return -inputs.advantages * inputs.policy_logprobs
+"""
+
+
+async def test_a_stop_within_a_step_leaves_it_to_the_next_start(
+    make_config: MakeConfig,
+    store: TrajectoryStore,
+    model_path: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own, wait = tmp_path / "own.py", tmp_path / "wait"
+    own.write_text(WAITING_LOSS)
+    functions = {"loss_calculator": f"{own}:loss", "on_step": f"{own}:after"}
+    flags = {"max_steps": 2, "save_steps": 5, "max_tokens": 64, **functions}
+    await fill(store, model_path, [MIXED] * 4)
+    wait.touch()
+    stop, config = asyncio.Event(), make_config(**flags)
+    training = asyncio.create_task(train(config, stop))
+    async with asyncio.timeout(60):
+        while not wait.read_text():
+            await asyncio.sleep(0.02)
+        stop.set()
+        with caplog.at_level(logging.INFO):
+            while "step 2 ends before its gradients are whole" not in caplog.text:
+                await asyncio.sleep(0.02)
+    passes = wait.read_text()
+    wait.unlink()
+    result = await training
+    assert passes == "x"
+    assert (result.status, result.step) == ("stopped", 1)
+    assert newest_checkpoint(result.output_path).step == (await run_of(store)).saved_step == 1
+    assert (await ledger_of(store))["train/0/q2"] == [None] * 3
+    caplog.clear()
+    result = await train(config)
+    assert (result.status, result.step) == ("completed", 2)
+    whole = await train(make_config(**flags, consumer="other", output_dir=str(tmp_path / "whole")))
+    resumed_steps, whole_steps = (
+        [
+            (step.step, step.loss, step.grad_norm)
+            for line in (one.output_path / "metrics.jsonl").read_text().splitlines()
+            if '"step"' in line
+            for step in [StepMetrics.model_validate_json(line)]
+        ]
+        for one in (result, whole)
+    )
+    assert resumed_steps == whole_steps
+    files = [newest_checkpoint(one.output_path).model_path for one in (result, whole)]
+    tensors = [load_file(file / "model.safetensors") for file in files]
+    assert all(torch.equal(tensors[0][name], value) for name, value in tensors[1].items())
 
 
 async def test_a_second_trainer_is_refused(
