@@ -25,7 +25,7 @@ def meaning(message: Message) -> str:
     ]
     content = message.get("content") or ""
     if isinstance(content, str):
-        content = content.strip()
+        content = content.strip().replace("\r\n", "\n")
     parts = (message["role"], content, calls)
     return json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str)
 

@@ -23,6 +23,8 @@ def test_a_reply_means_the_same_however_a_framework_spells_it() -> None:
     assert meaning(called('{"item":"honey"}', "own-1", content=None)) == meaning(sampled)
     assert meaning(called('{"item": "silk"}', "a")) != meaning(sampled)
     assert meaning({**REPLY, "reasoning_content": "hm"}) == meaning(REPLY)
+    lines = [{**REPLY, "content": text} for text in (" Seven.\r\nNo.", "Seven.\nNo.", "Seven. No.")]
+    assert meaning(lines[0]) == meaning(lines[1]) != meaning(lines[2])
 
 
 @pytest.mark.parametrize(
