@@ -23,6 +23,15 @@ async def test_server_describes_itself(client: SGLangClient, served: Served) -> 
     assert "version" in await client.server_info()
     load = await client.loads()
     assert (load.num_running, load.num_waiting) == (0, 0)
+    assert load.max_running > 0
+
+
+async def test_a_priority_orders_requests_or_is_ignored(
+    client: SGLangClient, served: Served
+) -> None:
+    assert await client.takes_priorities() is (served.kind == "embedded")
+    got = await client.generate(request(2).model_copy(update={"priority": -5}))
+    assert len(got.output_ids)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])

@@ -15,6 +15,8 @@ from agentrl.schema import Control
 _STEPS_SEEN = 2
 """Steps in a row that leave groups over before samplers run less far ahead. What a pause of the trainer
 piled up is used by the steps after it."""
+_SPARE = 1.5
+"""Complete groups that a step should leave over, in square roots of the groups that it takes."""
 _WAIT_SHARE = 0.02
 """Share of the time between two steps from which a step counts as one that waited."""
 
@@ -27,25 +29,26 @@ class Admission:
     step: int
     control: Control
     lead: float = math.inf
-    """Steps beyond the current one whose groups may be claimed, if the freshness bound allows it."""
+    """Groups beyond those of the step that may be claimed, if the freshness bound allows it."""
 
     def bound(self, max_steps: int, max_trained_count: int) -> int:
         """Return the number of groups that samplers may have claimed by now."""
-        ahead = min(self.control.steps_ahead(max_trained_count), 1 + self.lead)
-        num_steps = max(0, min(ahead, max_steps - self.step + 1))
-        return self.groups_consumed + int(num_steps) * self.control.groups_per_step
+        per_step = self.control.groups_per_step
+        num_steps = min(self.control.steps_ahead(max_trained_count), max_steps - self.step + 1)
+        return self.groups_consumed + int(min(max(0, num_steps) * per_step, per_step + self.lead))
 
 
 class SamplingLead:
-    """For how many steps beyond the current one samplers may claim groups.
+    """How many groups samplers may claim beyond those of the current step.
 
-    It begins at the freshness bound. Where steps leave the groups of further steps over, these were
-    sampled earlier than needed, and the lead falls by so many; a step that waits raises it by one. A
-    change shows once the groups that were admitted before it are used; until then, the lead stays.
+    It begins at the freshness bound. Complete groups that steps leave over were sampled earlier than
+    needed, and the lead falls by their number, but for a few that cover the chance in how many are
+    complete. A step that waits raises it by its own groups. A change shows once the groups that were
+    admitted before it are used; until then, the lead stays.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps = math.inf
+        self.groups = math.inf
         self._clock = clock
         self._read_at: float | None = None
         self._left: list[int] = []
@@ -71,21 +74,21 @@ class SamplingLead:
         """
         now, before = self._clock(), self._read_at
         self._read_at = now
-        self.steps = min(self.steps, most)
+        lead = self.groups = min(self.groups, most)
         if before is None:
-            self._num_admitted_before = (1 + self.steps) * groups_per_step
+            self._num_admitted_before = groups_per_step + lead
         self._num_admitted_before -= num_taken
         if before is None or self._num_admitted_before > 0:
             return
-        steps = self.steps
         if waited_seconds > _WAIT_SHARE * (now - before):
-            steps = min(steps + 1, most)
+            lead = min(lead + groups_per_step, most)
             self._left.clear()
         else:
-            self._left = [*self._left, num_left // groups_per_step][-_STEPS_SEEN:]
+            self._left = [*self._left, num_left][-_STEPS_SEEN:]
         if len(self._left) == _STEPS_SEEN:
-            steps = max(0, steps - min(self._left))
-        if steps != self.steps:
-            self._num_admitted_before = (1 + max(steps, self.steps)) * groups_per_step
+            spare = math.ceil(_SPARE * math.sqrt(groups_per_step))
+            lead -= max(0, min(lead, min(self._left) - spare))
+        if lead != self.groups:
+            self._num_admitted_before = groups_per_step + max(lead, self.groups)
             self._left.clear()
-            self.steps = steps
+            self.groups = lead

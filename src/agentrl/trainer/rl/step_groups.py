@@ -284,7 +284,7 @@ class GroupReader:
         """
         if self._consumer != DEFAULT_CONSUMER:
             return  # a further consumer only reads; the leading trainer admits the samplers
-        self._admission = Admission(groups_consumed, step, self.control, self._lead.steps)
+        self._admission = Admission(groups_consumed, step, self.control, self._lead.groups)
         # `follow_control` may call concurrently. The bound is computed under the lock, so the last
         # write has the newest bound.
         async with self._admission_lock:
@@ -356,7 +356,7 @@ class GroupReader:
                 num_left=await self._store.ledger.num_ready_groups(self._consumer),
                 waited_seconds=read.waited_seconds,
                 groups_per_step=per_step,
-                most=most,
+                most=most * per_step,
             )
 
     async def _first_open_order(self) -> int | None:

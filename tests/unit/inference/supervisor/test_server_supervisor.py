@@ -111,6 +111,7 @@ async def test_hung_server_is_taken_out_and_replaced(
     port = free_port()
     async with supervised(store, model, tmp_path, port, server_hang_seconds=1.5):
         before = await up(store)
+        assert before.takes_priorities
         listener(port).suspend()
         while (await store.services.all())[0].status == "up":
             await asyncio.sleep(0.05)
