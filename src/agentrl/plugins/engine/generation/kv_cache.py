@@ -21,7 +21,9 @@ from agentrl.errors import InferenceError
 _INITIAL_ROWS = 8
 _INITIAL_LENGTH = 256
 _SLACK = 256
-"""Further positions of each row when the memory is nearly used up."""
+"""Unit of a row's length when the memory is nearly used up."""
+_MIN_GAIN = 1.25
+"""Times the rows for which rows become shorter."""
 # Shorter prefixes are faster to compute than to look up.
 MIN_PREFIX = 8
 
@@ -123,10 +125,12 @@ class KVCache:
             capacity if length <= capacity else min(max(length, 2 * capacity), limits.length)
         )
         if not limits.fit(new_rows, new_capacity):
-            # All that the limits allow: without slack, every further token or row copies the cache.
-            slack = min(_SLACK, limits.num_tokens // max(num_rows, 1) - length)
+            # As much as the limits allow: without slack, every further token or row copies the cache.
+            slack = min(-length % _SLACK, limits.num_tokens // max(num_rows, 1) - length)
             new_capacity = min(length + max(slack, 0), limits.length)
             most = min(limits.num_tokens // new_capacity, limits.num_rows)
+            if new_capacity < capacity and rows < num_rows <= most < _MIN_GAIN * rows:
+                return False  # shorter rows for a few more would be copied to longer ones soon
             new_rows = max(num_rows, most, 1)
         old = self.tensor
         self.tensor = self._allocate(new_rows, new_capacity)

@@ -57,16 +57,30 @@ def test_bounds_are_kept_except_for_a_single_row() -> None:
 def test_rows_grow_near_the_bound_without_copying_the_cache_for_each_token() -> None:
     cache = KVCache(SHAPE, RowLimits(num_rows=64, length=8192, num_tokens=46_000))
     copies = 0
-    # Rows of 2,000 tokens are admitted one by one, and then grow until the memory is used up.
-    steps = [(rows, 2000 + rows) for rows in range(1, 21)]
-    steps += [(20, 2021 + n) for n in range(280)]
-    for num_rows, length in steps:
+
+    def ensure(num_rows: int, length: int) -> bool:
+        nonlocal copies
         before = cache.tensor.data_ptr()
-        assert cache.ensure(num_rows, length)
+        is_room = cache.ensure(num_rows, length)
         assert cache.tensor.shape[2] * cache.length <= 46_000
         copies += cache.tensor.data_ptr() != before
+        return is_room
+
+    # Rows of 2,000 tokens are admitted one by one, and then grow until the memory is used up.
+    assert all(ensure(rows, 2000 + rows) for rows in range(1, 21))
+    assert all(ensure(20, 2021 + n) for n in range(280))
     assert copies <= 8
-    assert not cache.ensure(20, 2301)
+    assert not ensure(20, 2301)
+    # A longer row comes and goes between shorter ones, which keep at least 17 places.
+    assert ensure(17, 2500)
+    copies = 0
+    for _ in range(10):
+        assert ensure(17, 2050)
+        ensure(19, 2050)
+        assert ensure(16, 2450)
+    assert copies <= 1
+    # Many short ones get their places.
+    assert ensure(40, 1000)
 
 
 def test_store_finds_the_longest_and_forgets_the_least_used() -> None:
