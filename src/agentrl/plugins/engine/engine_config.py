@@ -31,8 +31,10 @@ class EngineConfig(BaseModel):
     """Requests that may be queued; more are refused with status 503."""
     context_length: int | None = Field(default=None, ge=2)
     """Longest sequence, prompt and output together; the model's own limit if not given."""
-    prefill_tokens_per_step: int = Field(default=1024, ge=1)
-    """Prompt tokens computed per step, which keeps long prompts from delaying decoding."""
+    prefill_tokens_per_step: int | None = Field(default=None, ge=1)
+    """Prompt tokens computed per step, which keeps long prompts from delaying decoding. If not given,
+    1024, and on a CPU as many of them as take about a second.
+    """
     kv_cache_bytes: int = Field(default=2 << 30, ge=1 << 20)
     """Memory for the keys and values of running sequences. One sequence is always admitted."""
     prefix_cache_bytes: int = Field(default=1 << 29, ge=0)

@@ -60,6 +60,10 @@ _MAX_SEQUENCES = 256
 _COMPILER_STACK_BYTES = 64 << 20
 """The compiler of grammars is native code that recurses over them: the longest that is accepted
 (`MAX_GRAMMAR_CHARS`) needs a part of this."""
+_PREFILL_TOKENS, _MIN_PREFILL_TOKENS = 1024, 64
+_PREFILL_FLOPS = 7e10
+"""Of two CPU cores in a second. A server answers between two steps; a step that takes long looks like a
+server that is down."""
 
 
 def _parser_thread() -> ThreadPoolExecutor:
@@ -112,7 +116,7 @@ class FrontEnd:
                 max_running=config.max_running_requests,
                 max_queued=config.max_queued_requests,
                 context_length=self.limits.context_length,
-                prefill_tokens_per_step=config.prefill_tokens_per_step,
+                prefill_tokens_per_step=config.prefill_tokens_per_step or _prefill_tokens(model),
                 kv_cache_bytes=config.kv_cache_bytes,
                 prefix_cache_bytes=config.prefix_cache_bytes,
             ),
@@ -436,3 +440,11 @@ class RequestLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _prefill_tokens(model: PreTrainedModel) -> int:
+    """Return the prompt tokens of a step, at about 2 FLOP for each parameter and token."""
+    if model.device.type != "cpu":
+        return _PREFILL_TOKENS
+    in_time = int(_PREFILL_FLOPS / (2 * model.num_parameters()))
+    return max(_MIN_PREFILL_TOKENS, min(in_time, _PREFILL_TOKENS))
