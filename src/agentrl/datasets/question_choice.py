@@ -36,7 +36,7 @@ _REST_STEPS = 8
 
 
 @dataclass
-class _Results:
+class _GroupResults:
     """Aging sums over groups."""
 
     at: int = 0
@@ -45,11 +45,11 @@ class _Results:
     num_groups: float = 0.0
     num_differing: float = 0.0
 
-    def aged(self, order: int, half_life: float) -> "_Results":
+    def aged(self, order: int, half_life: float) -> "_GroupResults":
         """Return the sums as they count at a later position in the run's stream."""
         share = 0.5 ** (max(0, order - self.at) / half_life)
         sums = (self.successes, self.failures, self.num_groups, self.num_differing)
-        return _Results(max(order, self.at), *(share * one for one in sums))
+        return _GroupResults(max(order, self.at), *(share * one for one in sums))
 
     @property
     def mean(self) -> float:
@@ -75,7 +75,7 @@ class _Asked:
     """Position of its last group in the run's stream."""
     last_id: str = ""
     pending: set[str] = field(default_factory=set)
-    results: _Results = field(default_factory=_Results)
+    results: _GroupResults = field(default_factory=_GroupResults)
 
 
 class QuestionChoice:
@@ -99,7 +99,7 @@ class QuestionChoice:
         self._rest = _REST_STEPS * groups_per_step
         self._new: dict[str, Task] = {}
         self._asked: dict[str, _Asked] = {}
-        self._of_tags: defaultdict[tuple[str, ...], _Results] = defaultdict(_Results)
+        self._of_tags: defaultdict[tuple[str, ...], _GroupResults] = defaultdict(_GroupResults)
         self._question_of: dict[str, str] = {}
         """Question of each group without results, by task id."""
         self._num_read = self._num_chosen = 0
@@ -155,7 +155,7 @@ class QuestionChoice:
             asked.results = self._with(asked.results, order, scores)
             self._of_tags[asked.tags] = self._with(self._of_tags[asked.tags], order, scores)
 
-    def _with(self, results: _Results, order: int, scores: Sequence[float]) -> _Results:
+    def _with(self, results: _GroupResults, order: int, scores: Sequence[float]) -> _GroupResults:
         new = results.aged(order, self._half_life)
         successes = sum((one - self._lowest) / (self._highest - self._lowest) for one in scores)
         new.successes += successes
@@ -166,7 +166,7 @@ class QuestionChoice:
 
     def _best(self, order: int, count: int) -> list[tuple[str, float]]:
         """Draw tags, and return the questions of the highest chances among them, with these."""
-        of_tags: defaultdict[tuple[str, ...], _Results] = defaultdict(_Results)
+        of_tags: defaultdict[tuple[str, ...], _GroupResults] = defaultdict(_GroupResults)
         of_tags |= {tags: one.aged(order, self._half_life) for tags, one in self._of_tags.items()}
         found: defaultdict[tuple[str, ...], list[tuple[float, int, str]]] = defaultdict(list)
         for number, (name, task) in enumerate(islice(self._new.items(), max(_AHEAD, count))):

@@ -16,14 +16,14 @@ from agentrl.store import TrajectoryStore
 _BATCH_SIZE = 1000
 
 
-class TaskSource(Protocol):
+class TaskSupply(Protocol):
     """Makes a run's next tasks."""
 
     async def take(self, count: int) -> Sequence[Task]:
         """Return this many tasks; fewer if there are no more."""
 
 
-class InOrder:
+class TasksInOrder:
     """The tasks of an iterator, which starts from the first one in each process."""
 
     def __init__(self, tasks: Iterator[Task]) -> None:
@@ -38,7 +38,7 @@ class InOrder:
 class TaskFeed:
     """Adds the tasks of a source to a run, limited to the requested number."""
 
-    def __init__(self, store: TrajectoryStore, source: TaskSource) -> None:
+    def __init__(self, store: TrajectoryStore, source: TaskSupply) -> None:
         """Take nothing yet."""
         self._store = store
         self._source = source

@@ -10,9 +10,10 @@ the source of a step's samples: reinforcement learning and supervised fine-tunin
 """
 
 import asyncio
+import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from agentrl.data import MicroBatch
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.broadcast import Bucket
 from agentrl.errors import ConfigError
+from agentrl.runtime.ending_tasks import joint_tasks
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.processes.memory import keep_freed_memory
 from agentrl.runtime.processes.signals import stop_on_signals
@@ -35,6 +37,8 @@ from agentrl.trainer.learner.function_trial import problem_of_functions
 from agentrl.trainer.learner.learner import Learner, StepOutcome
 from agentrl.trainer.learner.merge_check import MergeCheck
 from agentrl.trainer.learner.settings import LearnerSettings
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FINISHING = "saving the last step first"
@@ -236,13 +240,25 @@ class WorkerGroup:
         """
         return await self._on_all_ranks(Learner.forward_backward, shares, algorithm=algorithm)
 
-    async def abandon(self) -> None:
-        """End `forward_backward` after its micro-batch in progress, and discard its gradients.
+    async def unless_stopped(
+        self, computing: Coroutine[Any, Any, object], stop: asyncio.Event
+    ) -> bool:
+        """Await `forward_backward`; return False if `stop` ended it, and its gradients are discarded.
 
-        Needs a single rank: several compute every micro-batch together.
+        A single rank ends after its micro-batch in progress. Several compute every micro-batch
+        together, and finish.
         """
-        self._learner.is_abandoned.set()
-        await self._on_all_ranks(Learner.discard_gradients)
+        async with joint_tasks() as tasks:
+            job = tasks.create_task(computing)
+            stopping = tasks.create_task(stop.wait())
+            await asyncio.wait({job, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            is_stopped = not job.done() and self.num_ranks == 1
+            if is_stopped:
+                logger.info("the step ends before its gradients are whole")
+                self._learner.is_abandoned.set()
+                await self._on_all_ranks(Learner.discard_gradients)
+        return not is_stopped
 
     async def problem_of_functions(self, config: RootConfig) -> str | None:
         """Return the first mistake of the user's functions on any rank.

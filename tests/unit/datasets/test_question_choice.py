@@ -9,7 +9,7 @@ from support.stored import claim, make_task, play
 
 from agentrl.datasets.question import Question
 from agentrl.datasets.question_choice import QuestionChoice, chance_to_differ
-from agentrl.datasets.task_feed import InOrder, TaskFeed
+from agentrl.datasets.task_feed import TaskFeed, TasksInOrder
 from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.schema import MCPTask, Task
 from agentrl.store import TrajectoryStore
@@ -107,7 +107,7 @@ async def test_tasks_of_other_kinds_are_asked_once_as_they_are(store: Trajectory
 async def test_in_order_each_task_is_added_once(store: TrajectoryStore) -> None:
     found: list[str] = []
     for num_groups in (3, 5, 1000):
-        await TaskFeed(store, InOrder(map(make_task, range(7)))).fill(num_groups)
+        await TaskFeed(store, TasksInOrder(map(make_task, range(7)))).fill(num_groups)
         found = [task.id async for task in store.tasks.find()]
         assert found == [make_task(number).id for number in range(len(found))]
         assert min(num_groups, 7) <= len(found) <= num_groups + 1

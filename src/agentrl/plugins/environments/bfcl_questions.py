@@ -32,7 +32,7 @@ takes hours and the process with it."""
 
 
 @dataclass(frozen=True)
-class Question:
+class LeaderboardQuestion:
     """One question.
 
     Attributes:
@@ -87,7 +87,7 @@ class Leaderboard:
             q for q in questions if not split or (q.share < _HELD_OUT) == (split == "eval")
         ]
 
-    def play(self, question: Question, chat: Chat) -> tuple[list[Message], bool]:
+    def play(self, question: LeaderboardQuestion, chat: Chat) -> tuple[list[Message], bool]:
         """Return the conversation about a question, and whether the checker accepts it."""
         if "multi_turn" in question.category:
             return self._play_turns(question, chat)
@@ -130,16 +130,19 @@ class Leaderboard:
                     raise ValueError(f"{name!r} is {why}; give one of {', '.join(playable)}")
                 yield name
 
-    def _questions_of(self, category: str) -> list[Question]:
+    def _questions_of(self, category: str) -> list[LeaderboardQuestion]:
         load = self._utils.load_dataset_entry
         shown, checked = load(category), load(category, include_language_specific_hint=False)
         truths: list[Any] = [None] * len(shown)
         if not self._utils.is_relevance_or_irrelevance(category):
             entries = self._utils.load_ground_truth_entry(category)
             truths = [entry["ground_truth"] for entry in entries]
-        return [Question(category, *parts) for parts in zip(shown, checked, truths, strict=True)]
+        return [
+            LeaderboardQuestion(category, *parts)
+            for parts in zip(shown, checked, truths, strict=True)
+        ]
 
-    def _accepts(self, question: Question, calls: list[dict[str, Any]]) -> bool:
+    def _accepts(self, question: LeaderboardQuestion, calls: list[dict[str, Any]]) -> bool:
         if question.truth is None:
             is_call = not self._utils.is_empty_output(calls)
             return is_call != ("irrelevance" in question.category)
@@ -155,7 +158,7 @@ class Leaderboard:
         )
         return bool(checked["valid"])
 
-    def _play_turns(self, question: Question, chat: Chat) -> tuple[list[Message], bool]:
+    def _play_turns(self, question: LeaderboardQuestion, chat: Chat) -> tuple[list[Message], bool]:
         """Play a question of several turns: the user goes on when the model answers in words."""
         owner = f"{_POLICY}{uuid.uuid4().hex}"  # the package keeps its worlds by name
         entry, messages = question.shown, []
@@ -184,7 +187,7 @@ class Leaderboard:
 
     def _play_turn(
         self,
-        question: Question,
+        question: LeaderboardQuestion,
         owner: str,
         messages: list[Message],
         chat: Chat,
@@ -206,7 +209,9 @@ class Leaderboard:
             ]
         return steps
 
-    def _run(self, question: Question, owner: str, calls: list[str]) -> tuple[list[str], Any]:
+    def _run(
+        self, question: LeaderboardQuestion, owner: str, calls: list[str]
+    ) -> tuple[list[str], Any]:
         """Return results of calls, and the simulated APIs."""
         entry = question.shown
         with self._lock:  # the calculator's precision belongs to the process

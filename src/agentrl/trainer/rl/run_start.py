@@ -25,7 +25,7 @@ from agentrl.config.sections import (
 from agentrl.config.validation.algorithm_checks import check_training
 from agentrl.config.validation.checks import groups_per_step
 from agentrl.datasets.question_choice import QuestionChoice
-from agentrl.datasets.task_feed import InOrder, TaskFeed, TaskSource
+from agentrl.datasets.task_feed import TaskFeed, TasksInOrder, TaskSupply
 from agentrl.datasets.task_source import generated_tasks
 from agentrl.datasets.task_stream import append_tasks, train_tasks
 from agentrl.distributed import MeshShape, Ranks
@@ -157,7 +157,7 @@ async def _impatient_when_stopped(
 
 def _training_tasks(
     store: TrajectoryStore, config: RootConfig, groups_per_step: int
-) -> tuple[Iterator[Task], TaskSource]:
+) -> tuple[Iterator[Task], TaskSupply]:
     """Return the tasks that are added at the start, and those that are added as steps need them."""
     tasks = train_tasks(config.data, config.run.seed)
     generated = generated_tasks(config.data, config.run.seed)
@@ -166,7 +166,7 @@ def _training_tasks(
         return iter(()), QuestionChoice(store, stream, groups_per_step, config.run.seed)
     epochs = (epoch for _, epoch in groupby(tasks, attrgetter("epoch")))
     first = chain.from_iterable(islice(epochs, 1))
-    return first, InOrder(chain(chain.from_iterable(epochs), generated))
+    return first, TasksInOrder(chain(chain.from_iterable(epochs), generated))
 
 
 async def _prepare(

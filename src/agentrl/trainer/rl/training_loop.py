@@ -27,7 +27,7 @@ from agentrl.datasets.task_stream import eval_tasks
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.evaluation.eval_scores import EvalMetrics
-from agentrl.runtime.ending_tasks import end_tasks, joint_tasks
+from agentrl.runtime.ending_tasks import end_tasks
 from agentrl.schema import Record
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.after_step import call_after_step
@@ -326,20 +326,8 @@ class TrainingRun:
         return merge_error(check, groups.step, self.output_path)
 
     async def finished_gradients(self, batch: StepBatch) -> bool:
-        """Add the gradients of a batch; return False if a signal ended that, as if there was no step.
-
-        Several ranks, which compute together, finish the batch first.
-        """
-        async with joint_tasks() as tasks:
-            computing = tasks.create_task(self.learner.forward_backward(batch))
-            stopping = tasks.create_task(self._stop.wait())
-            await asyncio.wait({computing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            is_abandoned = not computing.done() and self._group.num_ranks == 1
-            if is_abandoned:
-                logger.info("step %d ends before its gradients are whole", self.step + 1)
-                await self._group.abandon()
-        return not is_abandoned
+        """Add the gradients of a batch; return False if a signal ended that, as if there was no step."""
+        return await self._group.unless_stopped(self.learner.forward_backward(batch), self._stop)
 
     @property
     def is_commit_due(self) -> bool:
@@ -423,9 +411,7 @@ class TrainingRun:
         return await self._evaluations.now(self.step)
 
     async def sample(self, question: str | dict[str, Any], num_samples: int = 1) -> list[Record]:
-        """Let the samplers hold conversations now, with the agent, tools and scorer of the run.
-
-        They are not trained on.
+        """Let samplers hold conversations with the run's agent, tools and scorer; none is trained on.
 
         Args:
             question: a row as in `--train_file`, or its text.

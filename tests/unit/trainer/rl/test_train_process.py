@@ -567,7 +567,7 @@ async def test_a_stop_within_a_step_leaves_it_to_the_next_start(
             await asyncio.sleep(0.02)
         stop.set()
         with caplog.at_level(logging.INFO):
-            while "step 2 ends before its gradients are whole" not in caplog.text:
+            while "ends before its gradients are whole" not in caplog.text:
                 await asyncio.sleep(0.02)
     passes = wait.read_text()
     wait.unlink()
