@@ -74,7 +74,6 @@ class _Asked:
     last: int = 0
     """Position of its last group in the run's stream."""
     last_id: str = ""
-    pending: set[str] = field(default_factory=set)
     results: _GroupResults = field(default_factory=_GroupResults)
 
 
@@ -147,7 +146,6 @@ class QuestionChoice:
         found = await self._store.tasks.group_scores([*self._question_of])
         for task_id, (order, scores) in sorted(found.items(), key=lambda item: item[1][0]):
             asked = self._asked[self._question_of.pop(task_id)]
-            asked.pending.discard(task_id)
             if not scores:
                 continue
             self._lowest = min(self._lowest, *scores)
@@ -196,21 +194,17 @@ class QuestionChoice:
         """Return the questions that have rested, or those asked longest ago."""
         asked = [(name, one) for name, one in self._asked.items() if one.can_return]
         rest = min(self._rest, (len(self._new) + len(asked)) // 2)
-        rested = [item for item in asked if not item[1].pending and order - item[1].last >= rest]
+        in_flight = {*self._question_of.values()}
+        rested = [
+            (name, one) for name, one in asked if name not in in_flight and order - one.last >= rest
+        ]
         return rested or heapq.nsmallest(at_least, asked, key=lambda item: item[1].last)
 
     def _again(self, task: Task) -> Task:
         """Return the task that asks a question once more."""
         name = _question(task)
         epoch = self._asked[name].num_asked
-        update = {
-            "id": id_of_task("train", epoch, name),
-            "epoch": epoch,
-            "status": "created",
-            "completed_at": None,
-            "group_scores": {},
-        }
-        return task.model_copy(update=update)
+        return task.again(id_of_task("train", epoch, name), epoch=epoch)
 
     def _note_asked(self, task: Task, order: int) -> None:
         name = _question(task)
@@ -219,7 +213,6 @@ class QuestionChoice:
         asked = self._asked.setdefault(name, first)
         asked.num_asked += 1
         asked.last, asked.last_id = order, task.id
-        asked.pending.add(task.id)
         self._question_of[task.id] = name
 
 

@@ -208,10 +208,4 @@ async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator
         new_id = _retry_id(task_id)
         if await store.tasks.get(new_id) is not None:
             continue
-        update: dict[str, Any] = {
-            "id": new_id,
-            "status": "created",
-            "completed_at": None,
-            "group_scores": {},
-        }
-        yield task.model_copy(update=update)
+        yield task.again(new_id)

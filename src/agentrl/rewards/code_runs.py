@@ -11,9 +11,9 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
-from weakref import WeakKeyDictionary
 
 from agentrl.errors import ConfigError
+from agentrl.runtime.loop_slots import LoopSlots
 from agentrl.runtime.processes.child_processes import signal_group
 from agentrl.runtime.processes.wall import Wall, scratch_directory, wall_gap
 
@@ -24,7 +24,7 @@ MAX_FILE_BYTES, MAX_DISK_BYTES = 16 << 20, 64 << 20
 _DIRECTORY = "/agentrl-code"
 _LAST_SECONDS = 0.5
 """How long a program may still run when that which it is connected to has ended."""
-_CONCURRENT = max(1, (os.cpu_count() or 1) // 2)
+_slots = LoopSlots(max(1, (os.cpu_count() or 1) // 2))
 _START = """\
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
@@ -32,7 +32,6 @@ sys.argv = ["program.py"]
 sys.path.insert(0, {directory!r})
 runpy.run_path({directory!r} + "/program.py", run_name="__main__")
 """
-_slots = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,7 @@ async def _room() -> AsyncIterator[Path]:
     gap = code_gap()
     if gap is not None:
         raise ConfigError(gap)
-    slot = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_CONCURRENT))
-    async with slot:
+    async with _slots.here():
         # The directory may hold files that only its owner can remove: the program is gone by then.
         with scratch_directory("agentrl-code-") as root:
             yield Path(root)

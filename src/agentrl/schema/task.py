@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field
 
@@ -48,6 +48,16 @@ class Task(Value):
     """Decisions of a scorer that sees the whole group, by `traj_id`; the Records copy their own."""
     created_at: datetime = Field(default_factory=utc_now)
     completed_at: datetime | None = None
+
+    def again(self, task_id: str, **changes: Any) -> Self:
+        """Return a task that asks the same once more: without results, and chosen for nothing yet."""
+        new: dict[str, Any] = {
+            "id": task_id,
+            "status": "created",
+            "completed_at": None,
+            "group_scores": {},
+        }
+        return self.model_copy(update={**new, "expected_signal": None, **changes})
 
 
 class MCPTask(Task):

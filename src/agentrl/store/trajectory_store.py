@@ -182,7 +182,7 @@ class TrajectoryStore:
         """From a step to its tool calls, and from a record to its steps."""
         from agentrl.store.views.lineage import LineageRepository  # noqa: PLC0415
 
-        return LineageRepository(self._db, self.turns)
+        return LineageRepository(self._db, self.turns, self.policies)
 
     @functools.cached_property
     def reports(self) -> "ReportRepository":

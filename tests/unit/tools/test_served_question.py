@@ -11,6 +11,7 @@ import pytest
 from mcp import Client
 
 from agentrl.errors import ConfigError, ToolError
+from agentrl.runtime.loop_slots import LoopSlots
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 from agentrl.tools.servers import connection
 from agentrl.tools.servers.client_session import McpSession
@@ -190,7 +191,7 @@ def test_the_columns_that_a_server_needs_are_known_before_the_start() -> None:
 async def test_a_few_commands_start_at_once_and_the_others_wait(
     server: dict[str, Any], config_for: ConfigFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_STARTS_AT_ONCE", 2)
+    monkeypatch.setattr(connection, "_starts", LoopSlots(2))
     opened, starting = McpSession.opened, {"now": 0, "most": 0}
 
     async def counted(session: McpSession) -> Client:

@@ -159,7 +159,7 @@ async def test_replay_computes_a_step_as_it_was_computed(
     images = RecordImages(store, image_reader(model_path, config.model))
     settings = learner_settings(config, None, Ranks().shape)
     async with WorkerGroup(Ranks(), settings) as learners:
-        replayed = await _replay_step(config, store, learners, recorded, images)
+        replayed = await _replay_step(config, store, learners, recorded, images, lost=())
     assert replayed.differences == ()
     assert replayed.weights == "equal"
 

@@ -315,8 +315,9 @@ async def _check_tools(
         check_tool_server_command(command.get_secret_value())
     check_tools_can_branch(config, tools)
     if tools.servers and config.rollout.enable_sampling:
+        before = _children_seconds()
         specs = await probe(tools)
-        notes = await _start_cost(config, tools)
+        notes = await _start_cost(config, tools, _children_seconds() - before)
         if model_path is not None and renderer is not None:
             context_length = served_context_length(config.inference, model_path)
             check_tools(config.sampling, context_length, renderer, specs)
@@ -324,17 +325,24 @@ async def _check_tools(
     return []
 
 
-async def _start_cost(config: RootConfig, tools: ToolsConfig) -> list[str]:
-    """Return a note on what the start of a server for each rollout costs, if it is much."""
-    own = {name: one for name, one in tools.selected.items() if one.per_rollout and one.command}
+async def _start_cost(config: RootConfig, tools: ToolsConfig, spent: float) -> list[str]:
+    """Return a note on what the start of a server for each rollout costs, if it is much.
+
+    Args:
+        config: of the run.
+        tools: the servers.
+        spent: processor seconds of all commands at their start.
+    """
+    commands = {name: one for name, one in tools.selected.items() if one.command}
+    own = {name: one for name, one in commands.items() if one.per_rollout}
     if not own:
         return []
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    all_tools = {"server_names": None, "tool_names": None, "blocked_tools": ()}
-    # Without the others, whose start no rollout repeats.
-    await probe(tools.model_copy(update={"servers": own, **all_tools}))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if len(own) < len(commands):
+        # Without the others, whose start no rollout repeats.
+        before = _children_seconds()
+        all_tools = {"server_names": None, "tool_names": None, "blocked_tools": ()}
+        await probe(tools.model_copy(update={"servers": own, **all_tools}))
+        spent = _children_seconds() - before
     if spent < _NOTED_START_SECONDS:
         return []
     rollouts = groups_per_step(config, config.trainer.num_processes) * config.data.num_generations
@@ -343,6 +351,12 @@ async def _start_cost(config: RootConfig, tools: ToolsConfig) -> list[str]:
         f"{rollouts * spent:.0f} s a step of {rollouts} rollouts; an HTTP server is told the rollout "
         "in a header and keeps a session for each (docs/tools.md)"
     ]
+
+
+def _children_seconds() -> float:
+    """Return the processor time of the children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> None:

@@ -69,11 +69,12 @@ async def overview(store: TrajectoryStore) -> dict[str, Any]:
     evaluations = await store.figures.evaluations(consumer)
     alarms = find_alarms(run, steps, fleet, missing, answers, evaluations)
     state = await _state(store, run)
-    first = await store.reports.first_answers() if state["status"] == "interrupted" else None
+    is_untrained = state["status"] == "interrupted" and run.policy_version == 0
+    first = await store.reports.first_answers() if is_untrained else None
     return {
         "name": run.name,
         **state,
-        "first_answers": None if first is None or run.policy_version else str(first),
+        "first_answers": None if first is None else str(first),
         "consumer": consumer,
         "policy_version": run.policy_version,
         "admitted_groups": run.admitted_groups,

@@ -76,10 +76,7 @@ class OneReply(AsyncSampler[Task]):
 
 async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: int) -> Task:
     """Store a fork and its pending Records; return its Task, which asks the parent's question."""
-    initial = {"status": "created", "completed_at": None, "rounds": ()}
-    fork_task = task.model_copy(
-        update={"id": fork.id, "num_generations": num_tries, "group_scores": {}, **initial}
-    )
+    fork_task = task.again(fork.id, num_generations=num_tries, rounds=())
     await store.forked.ensure_schema()
     await store.forks.add(fork)
     await store.forked.tasks.add([fork_task])

@@ -24,7 +24,6 @@ from agentrl.schema import (
     VersionSpan,
 )
 from agentrl.schema.base import Value
-from agentrl.schema.lost_versions import version_of
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import (
     Document,
@@ -34,7 +33,7 @@ from agentrl.store.documents.codec import (
     task_version,
 )
 from agentrl.store.documents.expressions import shown
-from agentrl.store.repositories.fleet import lost_versions
+from agentrl.store.repositories.fleet import PolicyRepository
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.turns import TurnRepository
 
@@ -121,16 +120,17 @@ class CreditedTurn(Value):
 class LineageRepository(Repository):
     """Reads lineage in both directions."""
 
-    def __init__(self, database: RunDatabase, turns: TurnRepository) -> None:
+    def __init__(
+        self, database: RunDatabase, turns: TurnRepository, policies: PolicyRepository
+    ) -> None:
         super().__init__(database)
         self._turns = turns
+        self._policies = policies
 
     @operation("read the lineage of a step")
     async def of_step(self, step: int, consumer: str = DEFAULT_CONSUMER) -> StepLineage:
         """Return the records, turns and tool calls behind the weights of optimizer step `step`."""
         trained, dropped = await self._consumed(step, consumer)
-        version = version_of(step, await lost_versions(self._db))
-        policy = await self._db.policies.find_one({"_id": version})
         if not (trained or dropped):
             raise StoreError(
                 f"the trainer {consumer!r} consumed no records at step {step} of {self._db.name!r}"
@@ -140,7 +140,7 @@ class LineageRepository(Repository):
         return StepLineage(
             step=step,
             consumer=consumer,
-            policy=None if policy is None else from_document(Policy, policy),
+            policy=await self._policies.of_step(step),
             trained=tuple(lineages[: len(trained)]),
             dropped=tuple(lineages[len(trained) :]),
         )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from mcp import Client, MCPError
 from mcp.shared.dispatcher import ProgressFnT
@@ -15,6 +14,7 @@ from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError
+from agentrl.runtime.loop_slots import LoopSlots
 from agentrl.runtime.retries import retried
 from agentrl.tools.servers.admission import FAILURE_KEY, MAX_TOOLS, describe, listing_problem
 from agentrl.tools.servers.client_session import McpSession
@@ -25,10 +25,9 @@ from agentrl.tools.servers.server_config import McpServer, ToolsConfig
 logger = logging.getLogger(__name__)
 
 _PING_SECONDS = 5.0
-_STARTS_AT_ONCE = max(2, os.cpu_count() or 1)
+_starts = LoopSlots(max(2, os.cpu_count() or 1))
 """Commands that start at the same time: a hundred that start together would stop an inference server on
 the same machine for minutes."""
-_starts = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 _NOT_LISTED = (MCPError, TimeoutError, ValueError)
 
 
@@ -232,9 +231,7 @@ class ServerConnection:
                 raise self._error("is unreachable", error) from error
 
     async def _connect(self) -> Client:
-        limit = asyncio.Semaphore(_STARTS_AT_ONCE)
-        place = _starts.setdefault(asyncio.get_running_loop(), limit)
-        async with place if self.server.transport == "stdio" else nullcontext():
+        async with _starts.here() if self.server.transport == "stdio" else nullcontext():
             session = McpSession(
                 self.name, self.server, self._config, self._count_change, self._question
             )

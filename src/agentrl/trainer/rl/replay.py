@@ -28,7 +28,7 @@ from agentrl.data.shown_images import ImageBook
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.schema import Control, DBRecordData, Run, TurnTraining
-from agentrl.schema.lost_versions import counted_in_steps
+from agentrl.schema.lost_versions import LostVersions, counted_in_steps
 from agentrl.schema.run import ANY_AGE
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import WorkerGroup, ending_ranks_on_error, learners, run_on_ranks
@@ -130,7 +130,9 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
                 store = await stack.enter_async_context(
                     TrajectoryStore.connect(uri, config.run.run_name)
                 )
-                trained = _config_of(steps, config, await store.runs.get())
+                run = await store.runs.get()
+                trained = _config_of(steps, config, run)
+                lost = () if run is None else run.lost_versions
                 settings = LearnerSettings(
                     weights=start_weights(trained.model, checkpoint, ranks.shape),
                     model=trained.model,
@@ -147,7 +149,7 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
             for step in steps:
                 if stop.is_set():
                     break
-                result = await _replay_step(trained, store, group, recorded[step], images)
+                result = await _replay_step(trained, store, group, recorded[step], images, lost)
                 logger.info("step %d: %s", step, "equal" if result.equal else "different")
                 if step >= first:
                     replayed.append(result)
@@ -207,12 +209,11 @@ async def _replay_step(
     group: WorkerGroup,
     recorded: StepMetrics,
     images: RecordImages,
+    lost: Sequence[LostVersions],
 ) -> ReplayedStep:
     step = recorded.step
     trainings, records = await store.ledger.trained_groups(config.trainer.consumer, step)
     turns = (turn for of_task in records for record in of_task for turn in record.turns)
-    run = await store.runs.get()
-    lost = () if run is None else run.lost_versions
     records = [[counted_in_steps(one, lost) for one in of_task] for of_task in records]
     groups, differences = _select(config, step, trainings, records, await images.book(turns))
     build = partial(
