@@ -34,6 +34,7 @@ _OWN: dict[str, tuple[str, str]] = {
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
     "tasks": ("task_commands:tasks", "add|list|retry|stats: manage the questions of a run"),
     "replay": ("replay_command:replay", "repeat recorded optimizer steps, and compare"),
+    "retrain": ("retrain_command:retrain", "make a run's steps again without some records"),
     "store": (
         "store_commands:store",
         "up|set|rescore|stats|export|import|bundle|compact|drop: database",

@@ -17,6 +17,7 @@ from pydantic import (
 from agentrl.schema.base import Value, utc_now
 from agentrl.schema.lost_versions import LostVersions, step_of
 from agentrl.schema.record import Lease
+from agentrl.schema.retrain import Retrain
 from agentrl.schema.sampling_bounds import (
     MaxNewTokens,
     MinP,
@@ -199,6 +200,8 @@ class Run(Value):
     steps, which bounds the running and finished but untrained records."""
     trainer_leases: dict[str, Lease] = Field(default_factory=dict)
     """Consumer name -> lease of the trainer that holds it."""
+    retrains: dict[str, Retrain] = Field(default_factory=dict)
+    """Name of each trainer that repeats steps (`agentrl retrain`) -> what it repeats."""
     trainer_has_device: bool = False
     """The servers are asleep or going to sleep, and the trainer computes on their device. Invalid once
     the trainer's lease has expired."""

@@ -122,7 +122,7 @@ class Draft:
         target = version_dir(checkpoints_root(output_path), step)
         staging = stage_directory(target)
         try:
-            shutil.copytree(model_dir, staging / MODEL_DIR, copy_function=_link_or_copy)
+            shutil.copytree(model_dir, staging / MODEL_DIR, copy_function=link_or_copy)
             unlisted = {"steps": history.steps[-1:], "evals": [], "eval_losses": {}}
             last_step = history.model_copy(update=unlisted)
             state = {"format": _FORMAT, "step": step, "history": last_step.model_dump(mode="json")}
@@ -157,7 +157,8 @@ class Draft:
         return self.target
 
 
-def _link_or_copy(source: str, target: str) -> str:
+def link_or_copy(source: str, target: str) -> str:
+    """Make a file that is never changed appear at another path; return that path."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without hard links

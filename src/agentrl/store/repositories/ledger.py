@@ -12,6 +12,7 @@ from pymongo import ReplaceOne
 
 from agentrl.errors import StoreError
 from agentrl.schema import DBRecordData, LedgerStatus, Split, TurnTraining
+from agentrl.schema.retrain import LEFT_OUT, Retrain
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
 from agentrl.store.documents.expressions import literal
@@ -328,6 +329,40 @@ class LedgerRepository(Repository):
         trainings = [from_document(TurnTraining, document) async for document in found]
         task_ids = list(dict.fromkeys(training.task_id for training in trainings))
         return trainings, await self._read_groups(task_ids, hydrate=True)
+
+    @operation("read groups")
+    async def groups(self, task_ids: Sequence[str]) -> list[list[DBRecordData]]:
+        """Return whole groups with their turns, in the order of the ids."""
+        return await self._read_groups(list(task_ids), hydrate=True)
+
+    @operation("read which groups the steps trained")
+    async def tasks_by_step(self, consumer: str) -> dict[int, set[str]]:
+        """Return step -> ids of the tasks that it trained on, for all committed steps in order."""
+        trained_at = f"ledger.{consumer}.trained_at"
+        pipeline: list[Document] = [
+            {"$match": {trained_at: {"$gt": 0}}},
+            {"$unwind": f"${trained_at}"},
+            {"$group": {"_id": f"${trained_at}", "tasks": {"$addToSet": "$task_id"}}},
+            {"$sort": {"_id": 1}},
+        ]
+        found = await self._db.aggregate(self._db.record_data, pipeline)
+        committed = {f"ledger.{consumer}.status": "trained"}
+        newest = await self._db.record_data.find_one(
+            committed, {"ledger": 1}, sort=[(f"ledger.{consumer}.step", -1)]
+        )
+        last = 0 if newest is None else newest["ledger"][consumer]["step"]
+        return {one["_id"]: set(one["tasks"]) for one in found if one["_id"] <= last}
+
+    @operation("begin a ledger that repeats another")
+    async def begin_repeating(
+        self, consumer: str, origin: Retrain, left_out: Sequence[str]
+    ) -> None:
+        """Make a ledger what that of the origin was at its checkpoint, with some records dropped."""
+        copied = [{"$set": {f"ledger.{consumer}": f"$ledger.{origin.consumer}"}}]
+        of_origin = {f"ledger.{origin.consumer}": {"$exists": True}}
+        await self._db.record_data.update_many(of_origin, copied)
+        await self.recover(consumer, origin.checkpoint)
+        await self.drop(consumer, left_out, origin.checkpoint, LEFT_OUT)
 
     @operation("read the trained tasks of steps")
     async def trained_tasks(self, consumer: str, first: int, last: int) -> list[str]:

@@ -59,7 +59,7 @@ class RetentionRepository(Repository):
         found = self._db.record_data.find({**used, f"{_ENTRY}.step": step}, {"task_id": 1})
         task_ids = {one["task_id"] async for one in found}
         groups = await self._members(task_ids | await self._evaluations(step))
-        others = await self._other_trainers()
+        others = await self._other_trainers(step)
         kept = await self._forked(groups)
         expiring: dict[str, int] = {}
         for task_id, members in groups.items():
@@ -98,9 +98,12 @@ class RetentionRepository(Repository):
         found = self._db.tasks.find({"tag": tag, "status": "completed"}, {"_id": 1})
         return {task["_id"] async for task in found}
 
-    async def _other_trainers(self) -> list[str]:
-        run = await self._db.runs.find_one({}, {"trainer_leases": 1}) or {}
-        return sorted(run.get("trainer_leases", {}).keys() - {DEFAULT_CONSUMER})
+    async def _other_trainers(self, step: int) -> list[str]:
+        """Return the further trainers that consume the groups of a step."""
+        run = await self._db.runs.find_one({}, {"trainer_leases": 1, "retrains": 1}) or {}
+        repeated = run.get("retrains", {})
+        done = {name for name, origin in repeated.items() if origin["last_step"] < step}
+        return sorted(run.get("trainer_leases", {}).keys() - {DEFAULT_CONSUMER} - done)
 
     async def _forked(self, task_ids: Iterable[str]) -> set[str]:
         found = self._db.forks.find({"task_id": {"$in": list(task_ids)}}, {"task_id": 1})

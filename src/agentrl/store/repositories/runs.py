@@ -21,6 +21,7 @@ from agentrl.schema import (
     RunStatus,
 )
 from agentrl.schema.lost_versions import LostVersions, version_of
+from agentrl.schema.retrain import Retrain
 from agentrl.store.collections.indexes import ledger_indexes
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
@@ -208,6 +209,11 @@ class RunRepository(Repository):
             log = (*log, ConfigChange(step=step, before=before))[-LOG_LENGTH:]
         changes = {"config": config, "config_log": [change.model_dump() for change in log]}
         await self._change_run({name: literal(value) for name, value in changes.items()})
+
+    @operation("note a retrain")
+    async def note_retrain(self, consumer: str, origin: Retrain) -> None:
+        """Store what the trainer `consumer` repeats."""
+        await self._change_run({f"retrains.{consumer}": literal(encode(origin.model_dump()))})
 
     @operation("set the run's owner")
     async def set_owner(self, owner: str) -> None:

@@ -426,6 +426,13 @@ class ReportRepository(Repository):
         """Return at most `limit` matching records, by score or from the latest questions."""
         return await find_records(self._db, wanted, consumer=consumer, limit=limit)
 
+    @operation("find the records of a condition")
+    async def matching(self, condition: Document, task_ids: Sequence[str]) -> list[str]:
+        """Return the ids of all records of some tasks that match a `record_condition`."""
+        of_tasks = {"task_id": {"$in": list(task_ids)}}
+        found = self._db.records.find({"$and": [of_tasks, condition]}, {"_id": 1}).sort("_id", 1)
+        return [one["_id"] async for one in found]
+
     async def _unknown_record_text(self, record_id: str) -> str:
         similar = await self._db.records.find_one({"task_id": record_id}, {"_id": 1})
         similar = similar or await self._db.records.find_one({}, {"_id": 1}, sort=[("_id", 1)])

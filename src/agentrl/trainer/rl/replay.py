@@ -131,7 +131,7 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
                     TrajectoryStore.connect(uri, config.run.run_name)
                 )
                 run = await store.runs.get()
-                trained = _config_of(steps, config, run)
+                trained = config_of_steps(steps, config, run)
                 lost = () if run is None else run.lost_versions
                 settings = LearnerSettings(
                     weights=start_weights(trained.model, checkpoint, ranks.shape),
@@ -158,7 +158,9 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
     return run_on_ranks("replay", config, lead)
 
 
-def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:
+def config_of_steps(
+    steps: range, config: RootConfig, run: Run | None, *, verb: str = "replay"
+) -> RootConfig:
     """Return the configuration with which steps were computed.
 
     Raises:
@@ -172,7 +174,7 @@ def _config_of(steps: range, config: RootConfig, run: Run | None) -> RootConfig:
     for step, values in zip(steps, used, strict=True):
         if values != used[0]:
             raise ConfigError(
-                f"the run was resumed with other flags before step {step}; replay the steps up to "
+                f"the run was resumed with other flags before step {step}; {verb} the steps up to "
                 f"{step - 1}, or those from {step} on, which needs the checkpoint of step {step - 1}"
             )
     changed = {name: value for name, value in used[0].items() if value != run.config.get(name)}

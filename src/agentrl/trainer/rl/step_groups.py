@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -74,6 +74,8 @@ class StepGroups:
     """The groups read for a step so far."""
 
     step: int
+    turn_ids: Set[str] | None = None
+    """The turns that may be trained on; None: all that are selected."""
     groups: list[SelectedGroup] = field(default_factory=list)
     """All groups of the step in reading order, including unusable ones and ones trained before."""
     new_groups: list[SelectedGroup] = field(default_factory=list)
@@ -408,6 +410,8 @@ class GroupReader:
             records, algorithm, policy_version=version, seed=self._seed, images=images
         )
         group = _restricted_to(group, eligible)
+        if (used := collected.turn_ids) is not None:
+            group = replace(group, turns=tuple(one for one in group.turns if one.turn_id in used))
         kept = {turn.record_id for turn in group.turns}
         dropped = {r: reason for r, reason in group.dropped_records.items() if r in eligible}
         if kept:

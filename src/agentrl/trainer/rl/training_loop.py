@@ -38,6 +38,7 @@ from agentrl.trainer.merging import built_step, merge_error, with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, check_last_steps
 from agentrl.trainer.rl.evaluations import Evaluations, ask
+from agentrl.trainer.rl.past_groups import group_reader
 from agentrl.trainer.rl.run_start import (
     OpenedRun,
     TrainingSession,
@@ -54,7 +55,7 @@ from agentrl.trainer.rl.run_upkeep import (
     retain,
 )
 from agentrl.trainer.rl.run_versions import RunVersions, beside_servers
-from agentrl.trainer.rl.step_groups import GroupReader, RecordImages, StepGroups, image_reader
+from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
 from agentrl.trainer.rl.step_report import log_step, step_metrics, turn_trainings
 
 logger = logging.getLogger(__name__)
@@ -117,8 +118,8 @@ async def opened_training(
         )
         last_step = session.history.last_step
         logger.info("run %s: %d step(s) done so far", config.run.run_name, last_step)
-        images = RecordImages(opened.store, image_reader(settings.weights.model_path, config.model))
-        run = TrainingRun(session, config, opened, images)
+        reader = await group_reader(opened, config, settings.weights.model_path)
+        run = TrainingRun(session, config, opened, reader)
         if config.trainer.consumer == DEFAULT_CONSUMER:
             await opened.store.runs.set_config(with_sources(flat_values(config)), last_step)
         async with run._in_progress():
@@ -195,7 +196,7 @@ class TrainingRun:
     """A run that this process trains: the operations of a loop over its steps."""
 
     def __init__(
-        self, session: TrainingSession, config: RootConfig, run: OpenedRun, images: RecordImages
+        self, session: TrainingSession, config: RootConfig, run: OpenedRun, reader: GroupReader
     ) -> None:
         """Continue after the steps done so far.
 
@@ -203,7 +204,7 @@ class TrainingRun:
             session: the ranks, and the run's history and trackers.
             config: the resolved configuration.
             run: the run in its database.
-            images: reads the images of its records.
+            reader: reads the groups of its steps.
         """
         self._session = session
         self._group = session.group
@@ -216,16 +217,7 @@ class TrainingRun:
         self._is_leading = self._consumer == DEFAULT_CONSUMER
         """Further consumers only read: they must not change the run's status, phase or admission."""
         self._versions = RunVersions(session, config, run)
-        self._reader = GroupReader(
-            run.store,
-            images,
-            algorithm=config.algorithm,
-            trainer=config.trainer,
-            seed=config.run.seed,
-            more_may_come=config.rollout.enable_sampling,
-            control=run.control,
-            feed=run.feed,
-        )
+        self._reader = reader
         self._phase = PhaseReporter(run.store)
         questions = eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else []
         self._evaluations = Evaluations(

@@ -11,6 +11,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
 from agentrl.errors import StoreError
 from agentrl.schema import Fork, Run
+from agentrl.schema.retrain import Retrain
 from agentrl.store import TrajectoryStore
 from agentrl.store.documents.packed_turns import Blob
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -93,6 +94,9 @@ async def test_a_group_stays_while_something_may_need_its_turns(store: Trajector
     assert (await store.retention.of_step(3)).waits_for == "trainer"  # no checkpoint holds it
     await store.trainer_leases.acquire("second", "host:2:b", 60)
     assert (await store.retention.of_step(5)).waits_for == "second"
+    origin = Retrain(run=store.database_name, consumer="trainer", checkpoint=0, last_step=4)
+    await store.runs.note_retrain("second", origin)
+    assert (await store.retention.of_step(5)).batches == ((tasks[3],),)  # it ends before
 
 
 async def test_a_resumed_trainer_drops_what_has_expired(store: TrajectoryStore) -> None:

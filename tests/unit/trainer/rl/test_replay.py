@@ -8,7 +8,7 @@ import pytest
 from agentrl.config.loading import build_config, flat_values
 from agentrl.errors import ConfigError
 from agentrl.schema.run import ConfigChange, Run
-from agentrl.trainer.rl.replay import _config_of
+from agentrl.trainer.rl.replay import config_of_steps
 
 STEPS = range(1, 3)
 
@@ -38,7 +38,7 @@ def test_a_database_names_no_code(before: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match=r"^the database of run 'theirs' sets --\w+ to .* only you can name code"
     ) as refused:
-        _config_of(STEPS, build_config({}), stored_run(before))
+        config_of_steps(STEPS, build_config({}), stored_run(before))
     assert "\n" not in str(refused.value)
 
 
@@ -54,7 +54,7 @@ def test_a_database_names_no_code(before: dict[str, Any]) -> None:
 )
 def test_what_determines_no_step_is_not_read_from_a_database(before: dict[str, Any]) -> None:
     config = build_config({})
-    assert _config_of(STEPS, config, stored_run(before)) == config
+    assert config_of_steps(STEPS, config, stored_run(before)) == config
 
 
 def test_the_steps_own_flags_are_used_and_what_the_user_names_too(tmp_path: Path) -> None:
@@ -62,6 +62,6 @@ def test_the_steps_own_flags_are_used_and_what_the_user_names_too(tmp_path: Path
     mine.write_text("def loss(inputs, a):\n    return inputs.logprobs\n")
     own = build_config({"loss_calculator": f"{mine}:loss", "loss_args": {"a": 1}})
     before = {"loss_calculator": f"{mine}:loss", "loss_args": {"a": 1}, "learning_rate": 0.5}
-    used = _config_of(STEPS, own, stored_run(before))
+    used = config_of_steps(STEPS, own, stored_run(before))
     assert used.algorithm == own.algorithm
     assert used.trainer.learning_rate == 0.5
