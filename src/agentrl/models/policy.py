@@ -54,12 +54,14 @@ from agentrl.models.vocabulary import Vocabulary
 
 
 class TargetLogprobs(NamedTuple):
-    """Logprobs and entropies of the target tokens of a row."""
+    """Logprobs of the target tokens of a row, and what else was asked for."""
 
     logprobs: torch.Tensor
     """Logprob of each target after temperature, float32 (float64 for a float64 model) [T]."""
     entropies: torch.Tensor | None
     """Entropy in nats of the distribution that each target was drawn from [T]; no gradient."""
+    likeliest: torch.Tensor | None = None
+    """Likeliest token at the place of each target, int64 [T]; with the whole vocabulary on this rank."""
 
 
 class PolicyModel(nn.Module):
@@ -93,6 +95,7 @@ class PolicyModel(nn.Module):
         *,
         chunk_size: int = 4096,
         with_entropy: bool = False,
+        with_likeliest: bool = False,
         states: ChunkStates | None = None,
         stage_input: torch.Tensor | None = None,
     ) -> TargetLogprobs | torch.Tensor:
@@ -102,6 +105,7 @@ class PolicyModel(nn.Module):
             row: token trees and target tokens.
             chunk_size: positions that go through the LM head at a time.
             with_entropy: also return entropies.
+            with_likeliest: also return the likeliest tokens.
             states: what passes between the chunks of a longer row (see `ChunkedPass`); None for
                 a whole row.
             stage_input: hidden states [1, own tokens, D] of the previous stage, if there is one.
@@ -118,24 +122,22 @@ class PolicyModel(nn.Module):
         if not self.stage.is_last:
             return own_ND[None].clone()  # FSDP2 warns about views
         hidden_ND = share.whole_stretch(own_ND)
-        own = self._own_targets(hidden_ND, share.own_targets(row), chunk_size, with_entropy)
-        return TargetLogprobs(
-            logprobs=share.of_all_targets(own.logprobs),
-            entropies=None if own.entropies is None else share.of_all_targets(own.entropies),
+        own = self._own_targets(
+            hidden_ND, share.own_targets(row), chunk_size, with_entropy, with_likeliest
         )
-
-    @torch.no_grad()
-    def likeliest_tokens(self, row: PackedRow) -> list[int]:
-        """Return the likeliest token at each target of one turn, with the whole model here."""
-        with unrounded(self.model.dtype):
-            hidden_ND = self._hidden_states(row, self.split.share(row), None, None)
-        logits_TV = _logits(self.model, hidden_ND[np.sort(row.sources).tolist()])
-        return [int(token) for token in logits_TV.argmax(-1)]
+        logprobs, *further = (None if one is None else share.of_all_targets(one) for one in own)
+        assert logprobs is not None
+        return TargetLogprobs(logprobs, *further)
 
     def _own_targets(
-        self, hidden_ND: torch.Tensor, row: PackedRow, chunk_size: int, with_entropy: bool
+        self,
+        hidden_ND: torch.Tensor,
+        row: PackedRow,
+        chunk_size: int,
+        with_entropy: bool,
+        with_likeliest: bool,
     ) -> TargetLogprobs:
-        """Return logprobs (and entropies) of the targets whose sources this rank holds.
+        """Return logprobs (and what else is asked for) of the targets whose sources this rank holds.
 
         Targets are sorted by their (source, temperature) pair, so that every chunk of pairs owns a
         contiguous range of targets; the results are put back in the order of the row.
@@ -152,7 +154,7 @@ class PolicyModel(nn.Module):
         # or the gradient reduction of the other ranks would wait for it.
         edges = [*range(0, max(len(sources_R), 1), chunk_size), len(sources_R)]
         target_edges = np.searchsorted(rows_T[order], edges).tolist()
-        logprobs, entropies = [], []
+        chunks: list[tuple[torch.Tensor, ...]] = []
         for number, (first, last) in enumerate(pairwise(edges)):
             within = slice(target_edges[number], target_edges[number + 1])
             arguments = (
@@ -164,19 +166,14 @@ class PolicyModel(nn.Module):
                 targets[within],
                 vocabulary,
                 with_entropy,
+                with_likeliest,
             )
             # A single chunk's logits are kept: recomputation would save no peak memory.
             if len(edges) > 2:
-                chunk = checkpoint(_head_logprobs, *arguments, use_reentrant=False)
+                chunks.append(checkpoint(_head_logprobs, *arguments, use_reentrant=False))
             else:
-                chunk = _head_logprobs(*arguments)
-            logprobs.append(chunk[0])
-            entropies.append(chunk[1])
-        inverse = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
-        return TargetLogprobs(
-            logprobs=torch.cat(logprobs).index_select(0, inverse),
-            entropies=torch.cat(entropies).index_select(0, inverse) if with_entropy else None,
-        )
+                chunks.append(_head_logprobs(*arguments))
+        return _reordered(chunks, (True, with_entropy, with_likeliest), order)
 
     def _hidden_states(
         self,
@@ -236,8 +233,27 @@ class PolicyModel(nn.Module):
         return choices_NW.view(-1, layers, chosen)
 
 
+def _reordered(
+    parts: Sequence[Sequence[torch.Tensor | None]], is_asked: Sequence[bool], order: np.ndarray
+) -> TargetLogprobs:
+    """Join parts whose targets are in the `order` [T] of their sources, and restore that of the row."""
+    device = next(values.device for values in parts[0] if values is not None)
+    inverse = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
+    columns = [
+        torch.cat([v for v in values if v is not None]).index_select(0, inverse) if asked else None
+        for values, asked in zip(zip(*parts, strict=True), is_asked, strict=True)
+    ]
+    assert columns[0] is not None
+    return TargetLogprobs(columns[0], *columns[1:])
+
+
 def target_logprobs(
-    policy: nn.Module, row: PackedRow, *, chunk_size: int = 4096, with_entropy: bool = False
+    policy: nn.Module,
+    row: PackedRow,
+    *,
+    chunk_size: int = 4096,
+    with_entropy: bool = False,
+    with_likeliest: bool = False,
 ) -> TargetLogprobs:
     """Return the policy logprobs of a row's target tokens.
 
@@ -246,8 +262,11 @@ def target_logprobs(
         row: token trees and target tokens.
         chunk_size: positions that go through the LM head at a time.
         with_entropy: also return entropies.
+        with_likeliest: also return the likeliest tokens.
     """
-    output: TargetLogprobs = policy(row, chunk_size=chunk_size, with_entropy=with_entropy)
+    output: TargetLogprobs = policy(
+        row, chunk_size=chunk_size, with_entropy=with_entropy, with_likeliest=with_likeliest
+    )
     return output
 
 
@@ -305,10 +324,16 @@ def _head_logprobs(
     score: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     model: PreTrainedModel,
     hidden_CD: torch.Tensor,
+    temperatures_C: torch.Tensor,
+    rows_T: torch.Tensor,
     *of_targets: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logprobs and entropies [T] of the target tokens of one chunk of C positions."""
-    return score(_logits(model, hidden_CD), *of_targets)
+) -> tuple[torch.Tensor, ...]:
+    """Return logprobs, entropies and likeliest tokens [T] of the targets of one chunk of C positions."""
+    *further, with_likeliest = of_targets
+    logits_CV = _logits(model, hidden_CD)
+    scored = score(logits_CV, temperatures_C, rows_T, *further)
+    likeliest_C = logits_CV.argmax(-1) if with_likeliest else rows_T.new_empty(0)
+    return (*scored, likeliest_C.index_select(0, rows_T) if with_likeliest else likeliest_C)
 
 
 def score_logits(
@@ -382,26 +407,21 @@ class ChunkedPass:
         self._states = RowStates(row.num_tokens, states_device)
 
     @torch.no_grad()
-    def forward(self, *, with_entropy: bool = False) -> TargetLogprobs:
-        """Return logprobs (and entropies) of all targets in the order of the row, without a graph."""
+    def forward(
+        self, *, with_entropy: bool = False, with_likeliest: bool = False
+    ) -> TargetLogprobs:
+        """Return logprobs (and what is asked for) of all targets of the row in order, without a graph."""
         outputs: list[TargetLogprobs] = []
         for chunk in self._chunks:
             states = self._states_of(chunk)
-            outputs.append(self._run(chunk, states, with_entropy))
+            outputs.append(self._run(chunk, states, with_entropy, with_likeliest=with_likeliest))
             if states is not None:
                 self._states.store(states)
         return self._in_row_order(outputs)
 
     def _in_row_order(self, outputs: Sequence[TargetLogprobs]) -> TargetLogprobs:
-        # Chunks have targets in the order of their sources; `inverse` restores the order of the row.
         order = np.concatenate([chunk.targets for chunk in self._chunks if chunk is not None])
-        device = outputs[0].logprobs.device
-        inverse = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
-        entropies = [output.entropies for output in outputs if output.entropies is not None]
-        return TargetLogprobs(
-            logprobs=torch.cat([output.logprobs for output in outputs]).index_select(0, inverse),
-            entropies=torch.cat(entropies).index_select(0, inverse) if entropies else None,
-        )
+        return _reordered(outputs, [values is not None for values in outputs[0]], order)
 
     def backward(self, gradient: torch.Tensor) -> None:
         """Accumulate the gradients of the parameters.
@@ -440,12 +460,15 @@ class ChunkedPass:
         states: ChunkStates | None,
         with_entropy: bool,
         stage_input: torch.Tensor | None = None,
+        *,
+        with_likeliest: bool = False,
     ) -> Any:
         with self._autocast:
             return self._policy(
                 self._row_of(chunk),
                 chunk_size=self._chunk_size,
                 with_entropy=with_entropy,
+                with_likeliest=with_likeliest,
                 states=states,
                 stage_input=stage_input,
             )

@@ -34,7 +34,7 @@ from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.processes.memory import keep_freed_memory
 from agentrl.runtime.processes.signals import stop_on_signals
 from agentrl.trainer.learner.function_trial import problem_of_functions
-from agentrl.trainer.learner.learner import Learner, StepOutcome
+from agentrl.trainer.learner.learner import Learner, StepOutcome, TargetScores
 from agentrl.trainer.learner.merge_check import MergeCheck
 from agentrl.trainer.learner.settings import LearnerSettings
 
@@ -285,9 +285,9 @@ class WorkerGroup:
         """Return the mean negative logprob of all target tokens."""
         return await self._on_all_ranks(Learner.evaluate, shares)
 
-    async def likeliest_tokens(self, shares: Shares) -> list[int]:
-        """Return the likeliest token at each target of one turn; needs a single rank."""
-        return await self._on_all_ranks(Learner.likeliest_tokens, shares)
+    async def scores(self, shares: Shares) -> list[TargetScores]:
+        """Return the scores of each micro-batch's target tokens; needs a single rank."""
+        return await self._on_all_ranks(Learner.scores, shares)
 
     async def export(self, path: Path) -> None:
         """Write the weights as a Hugging Face directory."""

@@ -37,7 +37,7 @@ from agentrl.models.lora import (
     start_adapter,
 )
 from agentrl.models.policy import PolicyModel
-from agentrl.trainer.learner.passes import forward_backward, frozen_logprobs
+from agentrl.trainer.learner.passes import forward_backward, frozen_pass
 
 torch.set_num_threads(1)
 GROUPS = sampled_by(tiny_policy(), [random_group(seed) for seed in range(2)])
@@ -78,7 +78,7 @@ def batches(merge: Merge = "tree", token_budget: int = 10**6) -> StepBatch:
 
 def logprobs(policy: PolicyModel | BasePolicy) -> np.ndarray:
     (batch,) = batches().micro_batches[0]
-    return frozen_logprobs(policy, batch, chunk_size=64, autocast=NO_AUTOCAST).numpy()
+    return frozen_pass(policy, batch, chunk_size=64, autocast=NO_AUTOCAST).logprobs.numpy()
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,8 @@ class _SftLoop:
             guess = given[len(reply) : -1]
             asked = continued_example(example, reply, guess)
             batch = sft_batch([asked], token_budget=self._trainer.max_tokens, num_ranks=1)
-            likeliest = await self._group.likeliest_tokens(batch.micro_batches)
+            (scores,) = await self._group.scores(batch.micro_batches)
+            likeliest = scores.likeliest.tolist()
             num_right = sum(accumulate(map(eq, likeliest, guess), and_))
             reply += likeliest[: num_right + 1]
             if len(reply) >= _ANSWER_TOKENS or not stops.isdisjoint(reply):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,6 +83,15 @@ class StepOutcome:
     """Turn by turn; complete on rank 0 only."""
     skipped: str | None = None
     """Reason why the weights were not updated: `non_finite_loss` or `non_finite_gradient`."""
+
+
+class TargetScores(NamedTuple):
+    """What a model thinks of target tokens."""
+
+    logprobs: np.ndarray
+    """Of the target tokens after temperature, float64 [T]."""
+    likeliest: np.ndarray
+    """The model's own choice at the place of each, int64 [T]."""
 
 
 class Learner:
@@ -231,10 +240,15 @@ class Learner:
         total, count = self._ranks.sum([total, num_targets])
         return total / max(count, 1.0)
 
-    def likeliest_tokens(self, micro_batches: Sequence[MicroBatch]) -> list[int]:
-        """Return the likeliest token at each target of one turn, if this is the only rank."""
-        with self._precision.autocast(self._ranks):
-            return self._policy.likeliest_tokens(micro_batches[0].row)
+    def scores(self, micro_batches: Sequence[MicroBatch]) -> list[TargetScores]:
+        """Return the scores of each micro-batch's target tokens, if this is the only rank."""
+        assert isinstance(self._passes, WholePasses)
+        outputs = [self._passes.frozen(batch, with_likeliest=True) for batch in micro_batches]
+        return [
+            TargetScores(one.logprobs.double().cpu().numpy(), one.likeliest.cpu().numpy())
+            for one in outputs
+            if one.likeliest is not None
+        ]
 
     def check_merge(
         self, merged: Sequence[MicroBatch], separate: Sequence[MicroBatch]

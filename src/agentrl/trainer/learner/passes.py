@@ -114,16 +114,18 @@ class WholePasses:
     def logprobs(self, batches: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
         """See `Passes`."""
         for batch in batches:
-            yield (
-                batch,
-                frozen_logprobs(
-                    self.policy,
-                    batch,
-                    chunk_size=self.chunk_size,
-                    autocast=self.autocast,
-                    activation_offloading=self.activation_offloading,
-                ),
-            )
+            yield batch, self.frozen(batch).logprobs
+
+    def frozen(self, batch: MicroBatch, *, with_likeliest: bool = False) -> TargetLogprobs:
+        """Return the policy's logprobs of a micro-batch, and its likeliest tokens if asked for."""
+        return frozen_pass(
+            self.policy,
+            batch,
+            chunk_size=self.chunk_size,
+            autocast=self.autocast,
+            activation_offloading=self.activation_offloading,
+            with_likeliest=with_likeliest,
+        )
 
     def clip_gradients(self, max_norm: float) -> float:
         """See `Passes`."""
@@ -156,13 +158,13 @@ def forward_backward(
     offloading = activations_in_host_memory if activation_offloading else nullcontext
     reference_logprobs = None
     if reference is not None:
-        reference_logprobs = frozen_logprobs(
+        reference_logprobs = frozen_pass(
             reference,
             batch,
             chunk_size=chunk_size,
             autocast=autocast,
             activation_offloading=activation_offloading,
-        )
+        ).logprobs
     if batch.num_chunks == 1:
         with autocast, offloading():
             output = target_logprobs(
@@ -191,15 +193,16 @@ def forward_backward(
 
 
 @torch.no_grad()
-def frozen_logprobs(
+def frozen_pass(
     model: nn.Module,
     batch: MicroBatch,
     *,
     chunk_size: int,
     autocast: torch.autocast,
     activation_offloading: bool = False,
-) -> torch.Tensor:
-    """Return a model's logprobs of the target tokens of a micro-batch [T], without gradients.
+    with_likeliest: bool = False,
+) -> TargetLogprobs:
+    """Return a model's logprobs of the target tokens of a micro-batch, without gradients.
 
     With `activation_offloading`, what passes between chunks is kept in host memory.
     """
@@ -212,9 +215,11 @@ def frozen_logprobs(
             autocast=autocast,
             states_device=chunk_states_device(activation_offloading),
         )
-        return passes.forward().logprobs
+        return passes.forward(with_likeliest=with_likeliest)
     with autocast:
-        return target_logprobs(model, batch.row, chunk_size=chunk_size).logprobs
+        return target_logprobs(
+            model, batch.row, chunk_size=chunk_size, with_likeliest=with_likeliest
+        )
 
 
 class PassLoss(NamedTuple):
