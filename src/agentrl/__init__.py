@@ -4,16 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl.integrations import AgentTrainer
+    from agentrl.plugins.inspector.diff_run import diff_policies
     from agentrl.plugins.own_loops import open_run
     from agentrl.schema import AgentResult
 
     __version__: str
 
-__all__ = ["AgentResult", "AgentTrainer", "__version__", "open_run"]
+__all__ = ["AgentResult", "AgentTrainer", "__version__", "diff_policies", "open_run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `AgentTrainer`, `AgentResult` or `open_run`, and look the version up, when they are asked for.
+    """Import what is asked for, or look the version up.
 
     A sampler never needs the trainer's imports, and only an installed package has a version.
     """
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from agentrl.schema import AgentResult  # noqa: PLC0415
 
         return AgentResult
+    if name == "diff_policies":
+        from agentrl.plugins.inspector.diff_run import diff_policies  # noqa: PLC0415
+
+        return diff_policies
     if name == "open_run":
         from agentrl.plugins.own_loops import open_run  # noqa: PLC0415
 

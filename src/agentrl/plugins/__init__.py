@@ -29,6 +29,10 @@ INSPECTOR = Plugin(
             "agentrl.plugins.inspector.fork_commands:fork",
             "continue a stored record from one of its turns",
         ),
+        "diff": PluginCommand(
+            "agentrl.plugins.inspector.diff_command:diff",
+            "compare two versions decision by decision, without sampling",
+        ),
     }
 )
 

@@ -367,13 +367,16 @@ class Renderer:
             form=form,
         )
 
-    def call_beginning(self, tool: str | None = None) -> np.ndarray:
+    def call_beginning(
+        self, tool: str | None = None, *, after_thinking: bool = False
+    ) -> np.ndarray:
         """Return the first ids of a reply that calls a tool, int32 [B].
 
         They end where the model's own tokens may continue.
 
         Args:
             tool: name of the tool; None leaves it to the model.
+            after_thinking: the thinking that the prompt may have opened has ended.
         """
         if tool is not None and self._untrusted.count(tool):
             raise RenderError(f"the tool's name {tool!r} contains a control token")
@@ -381,7 +384,7 @@ class Renderer:
             raise RenderError(
                 "this model's tool-call format does not support forced calls; omit tool_choice"
             )
-        inside = self.traits.starts_inside_thinking
+        inside = self.traits.starts_inside_thinking and not after_thinking
         closed = f"\n{self.traits.marks.close}\n\n" if inside else ""
         return _int32(
             self._untrusted.encode(closed + self._format.begin(tool), {}, after_token=True)

@@ -177,7 +177,7 @@ async def _opened(
     model = (await client.model_info()).model_path
     path = _tokenizer_path(plan, settings.tokenizer or model)
     policy_path = resolve_tokenizer(config.model.model_name_or_path)
-    check_same_tokens(plan.name, path, policy_path)
+    check_same_tokens(f"--teacher {plan.name}", path, policy_path)
     teacher = Teacher(model=model, prompts=settings.prompts, solution_score=settings.solution_score)
     await store.teaching.register(plan.name, teacher)
     logger.info("teacher %s (%s) joins run %s", plan.name, model, config.run.run_name)

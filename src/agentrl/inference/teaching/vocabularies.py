@@ -1,4 +1,4 @@
-"""Compares tokenizers: a teacher's logprobs mean nothing if its token ids are other texts."""
+"""Compares tokenizers: another model's logprobs mean nothing if its token ids are other texts."""
 
 from pathlib import Path
 
@@ -8,17 +8,23 @@ from agentrl.errors import ConfigError
 from agentrl.renderers.model_files import read_model_files
 
 
-def check_same_tokens(teacher: str, teacher_path: Path, policy_path: Path) -> None:
-    """Refuse a teacher whose token ids are not the policy's."""
-    theirs = _tokens(read_model_files(teacher_path).tokenizer)
+def check_same_tokens(given: str, path: Path, policy_path: Path) -> None:
+    """Refuse a model whose token ids are not the policy's.
+
+    Args:
+        given: names the model, for the message.
+        path: directory of its tokenizer.
+        policy_path: directory of the policy's.
+    """
+    theirs = _tokens(read_model_files(path).tokenizer)
     ours = _tokens(read_model_files(policy_path).tokenizer)
     for token_id in sorted(ours.keys() | theirs.keys()):
         mine, other = ours.get(token_id), theirs.get(token_id)
         if mine != other:
             raise ConfigError(
-                f"--teacher {teacher}: its tokenizer ({teacher_path}) is not the policy's "
-                f"({policy_path}): token {token_id} is {_shown(other)} for the teacher and "
-                f"{_shown(mine)} for the policy; choose a teacher with the policy's tokenizer"
+                f"{given}: its tokenizer ({path}) is not the policy's ({policy_path}): token "
+                f"{token_id} is {_shown(other)} there and {_shown(mine)} for the policy; choose a "
+                "model with the policy's tokenizer"
             )
 
 

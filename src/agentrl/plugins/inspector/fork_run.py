@@ -26,7 +26,7 @@ from agentrl.rollout.worker.sampler_process import open_scoring
 from agentrl.runtime.processes.process_identity import this_user
 from agentrl.schema import Fork, InferenceService, Message, Record
 from agentrl.schema.fork import check_fork_turn, shown_before
-from agentrl.schema.lost_versions import version_of
+from agentrl.schema.lost_versions import LostVersions, version_of
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.forks import new_fork_id
 from agentrl.store.repositories.liveness import ALIVE_SECONDS
@@ -159,13 +159,12 @@ async def _follow(store: TrajectoryStore, servers: ServerPool, version: int | No
         servers.update(await _serving(store, version))
 
 
-async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | None) -> _Weights:
-    """Return the files of a version: published ones, a checkpoint's, or the first weights.
+async def version_paths(
+    config: RootConfig, store: TrajectoryStore
+) -> tuple[dict[int, Path], Sequence[LostVersions]]:
+    """Return the files of all versions, and the lost ones.
 
-    Args:
-        config: of the run.
-        store: of the run.
-        version: None for the newest available one.
+    They are published ones, a checkpoint's, or the first weights.
     """
     run = await store.runs.get()
     lost = () if run is None else run.lost_versions
@@ -177,6 +176,12 @@ async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | 
         path = Path(policy.path)
         if policy.is_written and any(path.glob("*config.json")):
             paths[policy.version] = path
+    return paths, lost
+
+
+async def weights_of(config: RootConfig, store: TrajectoryStore, version: int | None) -> _Weights:
+    """Return the files of a version; None: of the newest available one."""
+    paths, lost = await version_paths(config, store)
     kept = [number for number in paths if not any(one.after < number <= one.last for one in lost)]
     chosen = max(kept) if version is None else version
     if chosen not in paths:

@@ -433,6 +433,26 @@ class ReportRepository(Repository):
         found = self._db.records.find({"$and": [of_tasks, condition]}, {"_id": 1}).sort("_id", 1)
         return [one["_id"] async for one in found]
 
+    @operation("find the records that a version sampled")
+    async def sampled_near(
+        self, condition: Document, version: int | None, *, limit: int
+    ) -> list[Record]:
+        """Return at most `limit` records with turns that match a `record_condition`.
+
+        Those that a version sampled, or versions near it, come first; the latest without a version.
+        """
+        middle = {"$avg": ["$min_version", "$max_version"]}
+        distance: Document = {"$abs": {"$subtract": [middle, version]}}
+        pipeline: list[Document] = [
+            {"$match": {"turns.0": {"$exists": True}, "expired_at": None, **condition}},
+            {"$set": {"distance": {"$ifNull": [distance, float("inf")]}}},
+            {"$sort": {"distance": 1, "order": -1, "traj_id": 1}},
+            {"$limit": limit},
+            {"$unset": "distance"},
+        ]
+        found = await self._db.aggregate(self._db.records, pipeline)
+        return [from_document(Record, document) for document in found]
+
     async def _unknown_record_text(self, record_id: str) -> str:
         similar = await self._db.records.find_one({"task_id": record_id}, {"_id": 1})
         similar = similar or await self._db.records.find_one({}, {"_id": 1}, sort=[("_id", 1)])

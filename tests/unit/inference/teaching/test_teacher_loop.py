@@ -206,12 +206,12 @@ async def test_a_server_that_refuses_everyone_ends_the_teacher(
 
 def test_another_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     policy = write_model(tmp_path / "policy")
-    check_same_tokens("big", policy, policy)
+    check_same_tokens("--teacher big", policy, policy)
     other = write_model(tmp_path / "other")
     path = other / "tokenizer.json"
     path.write_text(path.read_text(encoding="utf-8").replace("<|im_end|>", "<|end|>"))
-    with pytest.raises(ConfigError, match=r"--teacher big: .* token 258 is '<\|end\|>' for the"):
-        check_same_tokens("big", other, policy)
+    with pytest.raises(ConfigError, match=r"--teacher big: .* token 258 is '<\|end\|>' there"):
+        check_same_tokens("--teacher big", other, policy)
 
 
 @pytest.mark.parametrize("text", ["big", "=http://1", "big=", "b.g=model"])
