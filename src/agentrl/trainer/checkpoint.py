@@ -77,6 +77,11 @@ class Checkpoint:
         return self.path / MODEL_DIR
 
     @property
+    def has_state(self) -> bool:
+        """Whether steps can follow it; False with `--save_only_model`."""
+        return (self.path / _STATE_DIR).is_dir()
+
+    @property
     def state_path(self) -> Path:
         """The directory with optimizer, schedule and random state.
 
@@ -84,7 +89,7 @@ class Checkpoint:
             ConfigError: the checkpoint was saved with `--save_only_model`.
         """
         path = self.path / _STATE_DIR
-        if not path.is_dir():
+        if not self.has_state:
             raise ConfigError(
                 f"{self.path} has no optimizer state (--save_only_model), so the run cannot be "
                 f"resumed; start a new run with --model_name_or_path {self.model_path}"

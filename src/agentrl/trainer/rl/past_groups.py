@@ -57,7 +57,7 @@ class PastGroupReader(GroupReader):
         # The limit may have been edited during the run; the trainings state which turns were used.
         algorithm = self._algorithm.under(ANY_AGE)
         for records in (*trained, *await ledger.groups(sorted(others))):
-            kept = self._without_left_out(records)
+            kept = without_left_out(records, self._consumer)
             if kept:
                 scored = scored_by(self._scorer, kept) or kept
                 await self._add_group(scored, collected, algorithm)
@@ -65,9 +65,11 @@ class PastGroupReader(GroupReader):
         await ledger.drop(self._consumer, sorted(reasons), step, reasons)
         return collected
 
-    def _without_left_out(self, records: Sequence[DBRecordData]) -> list[DBRecordData]:
-        entries = ((one, one.ledger.get(self._consumer)) for one in records)
-        return [one for one, entry in entries if entry is None or entry.reason != LEFT_OUT]
+
+def without_left_out(records: Sequence[DBRecordData], consumer: str) -> list[DBRecordData]:
+    """Return the records of a group that a trainer did not leave out of the steps that it repeats."""
+    entries = ((one, one.ledger.get(consumer)) for one in records)
+    return [one for one, entry in entries if entry is None or entry.reason != LEFT_OUT]
 
 
 async def group_reader(run: OpenedRun, config: RootConfig, model_path: Path) -> GroupReader:

@@ -39,6 +39,7 @@ from agentrl.trainer.merging import built_step, with_exact_merge
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
 from agentrl.trainer.metrics.metrics_file import recorded_steps
+from agentrl.trainer.rl.past_groups import without_left_out
 from agentrl.trainer.rl.run_start import reference_path, start_weights
 from agentrl.trainer.rl.step_groups import RecordImages, image_reader, scored_by
 
@@ -146,7 +147,7 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
             group = await stack.enter_async_context(learners(ranks, settings, state_path))
             replayed: list[ReplayedStep] = []
             images = RecordImages(store, image_reader(settings.weights.model_path, trained.model))
-            for step in steps:
+            for step in (one for one in steps if one in recorded):  # a retrain leaves some out
                 if stop.is_set():
                     break
                 result = await _replay_step(trained, store, group, recorded[step], images, lost)
@@ -214,7 +215,9 @@ async def _replay_step(
     lost: Sequence[LostVersions],
 ) -> ReplayedStep:
     step = recorded.step
-    trainings, records = await store.ledger.trained_groups(config.trainer.consumer, step)
+    consumer = config.trainer.consumer
+    trainings, whole = await store.ledger.trained_groups(consumer, step)
+    records = [without_left_out(of_task, consumer) for of_task in whole]
     turns = (turn for of_task in records for record in of_task for turn in record.turns)
     records = [[counted_in_steps(one, lost) for one in of_task] for of_task in records]
     groups, differences = _select(config, step, trainings, records, await images.book(turns))

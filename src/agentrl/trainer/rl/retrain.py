@@ -164,8 +164,7 @@ class _Own:
         if not first:
             raise ConfigError(f"no record of the groups that {run.name} trained on has {without!r}")
         found = latest_checkpoint(self._config.run.output_path, at_most=first - 1)
-        is_usable = found is not None and not self._config.trainer.save_only_model
-        start, last = found.step if found is not None and is_usable else 0, max(tasks)
+        start, last = found.step if found is not None and found.has_state else 0, max(tasks)
         stored = await store.ledger.trained_tasks(self._source, start + 1, last)
         for step, of_step in tasks.items():
             if step > start and not of_step.issubset(stored):

@@ -299,7 +299,8 @@ def test_the_commands_of_the_page_are_ones_that_work(
 ) -> None:
     trained.run.output_path.rename(tmp_path / "output/demo")
     _, commands = write_blocks("retrain.md", tmp_path)
-    environment = {**os.environ, "MONGODB_URI": mongo_uri}
+    programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = {**os.environ, "MONGODB_URI": mongo_uri, "PATH": programs}
     printed = [run_shell(text, tmp_path, environment, seconds=300) for text in commands]
     assert printed[0].startswith(f"clean repeats {trained.run.run_name} after step 2, without ")
     assert "left out: 4 records of 4 groups in 3 steps" in printed[0]
