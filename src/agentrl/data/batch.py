@@ -155,8 +155,8 @@ def build_step(
             are balanced over ranks by this estimate of time.
         normalizer_length: constant length of the `sequence_sum` reduction, see `target_weights`.
     """
-    groups, num_expert_conflicts = _with_agreed_experts(groups)
-    trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
+    shared = [agree_on_experts(turns) for turns in _sharing_turns(groups, token_budget)]
+    trees = [TokenTree.from_tokens(turns, merge=merge) for turns, _ in shared]
     branches = [branch for tree in trees for branch in tree.branches]
     turns = [turn for branch in branches for turn in branch.turns]
     record_ids = tuple(dict.fromkeys(turn.record_id for turn in turns))
@@ -201,7 +201,7 @@ def build_step(
         record_ids=record_ids,
         stats=replace(
             _stats(turns, policy_version, [bin_ for share in shares for bin_ in share], rows),
-            num_expert_conflicts=num_expert_conflicts,
+            num_expert_conflicts=sum(num_conflicts for _, num_conflicts in shared),
             merge=merge,
         ),
     )
@@ -245,14 +245,24 @@ def build_training_step(
     )
 
 
-def _with_agreed_experts(
-    groups: Sequence[SelectedGroup],
-) -> tuple[list[SelectedGroup], int]:
-    agreed = [agree_on_experts(group.turns) for group in groups]
-    pairs = zip(groups, agreed, strict=True)
-    return [replace(group, turns=turns) for group, (turns, _) in pairs], sum(
-        conflicts for _, conflicts in agreed
-    )
+def _sharing_turns(
+    groups: Sequence[SelectedGroup], token_budget: int
+) -> list[Sequence[TurnTokens]]:
+    """Return the turns of each tree.
+
+    Groups share one, since their questions often follow the same tools and system prompt. A group
+    with a path beyond the budget, which is computed in chunks on one rank, has its own.
+    """
+    trees: list[Sequence[TurnTokens]] = []
+    shared: list[TurnTokens] = []
+    for group in groups:
+        if not group.usable:
+            continue
+        if max(len(turn.path) for turn in group.turns) > token_budget:
+            trees.append(group.turns)
+        else:
+            shared += group.turns
+    return [*trees, shared] if shared else trees
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""`TokenTree`: the turns of a group as a prefix tree of token ids as sampled, and its `PackedRow`.
+"""`TokenTree`: the turns of a step as a prefix tree of token ids as sampled, and its `PackedRow`.
 
 Turns that extend each other form one path. Paths are sorted lexicographically. The new tokens of a
 path are those after its common prefix with the previous path, and writing the new tokens of all paths
@@ -149,7 +149,7 @@ class TokenTree:
 
     @classmethod
     def from_turns(cls, turns: Iterable[DispatchedSamplingTask]) -> "TokenTree":
-        """Merge all turns of a group (every record, every turn, edited contexts too).
+        """Merge all turns (every record, every turn, edited contexts too).
 
         Args:
             turns: all turns of one attempt of each record, in any order.

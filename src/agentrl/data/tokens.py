@@ -225,10 +225,10 @@ def with_routed_experts(
 
 
 def agree_on_experts(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...], int]:
-    """Choose one set of experts for each token that turns of a group share.
+    """Choose one set of experts for each token that turns of a step share.
 
     The first turn in depth-first order with a known choice decides, so the result does not depend
-    on how the group is merged and packed.
+    on how the step is merged and packed.
 
     Returns:
         The turns in the given order, and the number of tokens whose known choice was replaced.

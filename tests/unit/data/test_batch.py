@@ -127,6 +127,27 @@ def test_rows_of_a_round_make_as_many_passes_as_the_longest() -> None:
     assert [[row.row.num_targets for row in share] for share in shares] == [[1, 0], [1, 1]]
 
 
+@pytest.mark.parametrize(("token_budget", "num_tokens"), [(100, 50 + 2 * 5), (52, 2 * 55)])
+def test_groups_share_the_prompt_that_they_have_in_common(
+    token_budget: int, num_tokens: int
+) -> None:
+    def group(question: int) -> SelectedGroup:
+        records = [
+            make_record(
+                [make_turn(f"t/{question}/{n}", 0, [*range(50), 50 + question], [60 + n, 70, 71])],
+                float(n),
+                task_id=f"t{question}",
+                traj_id=n,
+            )
+            for n in range(2)
+        ]
+        return select_group(records, AlgorithmSection(), policy_version=0)
+
+    batch = build_step([group(0), group(1)], policy_version=0, token_budget=token_budget)
+    assert batch.stats.tokens_packed == num_tokens
+    assert batch.stats.num_targets == 4 * 3
+
+
 def test_a_step_of_nothing_has_no_rows() -> None:
     records = [
         make_record([make_turn(f"t/{n}", 0, [1], [2])], 1.0, task_id="t", traj_id=n)

@@ -151,7 +151,7 @@ class TrainerSection(TrainerTuning):
     """Maximum number of tokens in one forward pass; trees with longer paths are computed in
     chunks."""
     merge: Literal["auto", "tree", "packed", "none"] = "auto"
-    """Prefix sharing in the forward pass. `tree`: over the whole group; `packed`: none, with turns
+    """Prefix sharing in the forward pass. `tree`: over the whole step; `packed`: none, with turns
     side by side in a pass; `auto`: `tree`, or `packed` where a tree would save fewer than 8 tokens a
     turn; `none`: one turn per forward pass, with the model's own attention, for every model that
     transformers supports."""
