@@ -1,4 +1,9 @@
+import asyncio
+import json
+from typing import Any
+
 import pytest
+from mcp.server.mcpserver import MCPServer
 from mcp.types import Tool
 from pydantic import SecretStr
 
@@ -47,3 +52,42 @@ def test_filters_take_every_name_of_a_tool() -> None:
         ConfigError, match=r"no MCP server offers the tool 'rent' \(available: my_shop"
     ):
         check_filters(listed, config(blocked_tools=["rent"]))
+
+
+def test_titles_that_repeat_a_name_are_not_shown() -> None:
+    def close_issue(issue_id: int, title: str, labels: list[dict[str, str]] | None = None) -> None:
+        """Close it."""
+
+    server = MCPServer("tracker")
+    server.tool()(close_issue)
+    [listed] = asyncio.run(server.list_tools())
+    assert listed.input_schema["properties"]["issue_id"]["title"] == "Issue Id"
+    [spec] = select_tools({"a": [listed]}, config())
+    assert "Issue Id" not in json.dumps(spec.parameters)
+    assert spec.parameters == {
+        "type": "object",
+        "properties": {
+            "issue_id": {"type": "integer"},
+            "title": {"type": "string"},
+            "labels": {
+                "anyOf": [
+                    {
+                        "type": "array",
+                        "items": {"type": "object", "additionalProperties": {"type": "string"}},
+                    },
+                    {"type": "null"},
+                ],
+                "default": None,
+            },
+        },
+        "required": ["issue_id", "title"],
+    }
+
+
+def test_titles_that_say_something_are_shown_however_deep_a_schema_is() -> None:
+    deep: dict[str, Any] = {"title": "X"}
+    for _ in range(800):
+        deep = {"items": deep}
+    schema = {"title": "What a buyer wants", "properties": {"x": {"title": "Price in euro"} | deep}}
+    [spec] = select_tools({"a": [Tool(name="buy", input_schema=schema)]}, config())
+    assert spec.parameters == schema

@@ -58,6 +58,7 @@ class DecodeStep:
             num_decoding=num_rows,
             decode_length=self._length,
             decode_bias=bias.masked_fill(past_end, float("-inf"))[:, None, None],
+            shared=None,
             chunks=(),
             chunk_masks=(),
         )

@@ -116,7 +116,7 @@ class ModelRunner:
             for sequence in decoding:
                 sequence.num_computed = sequence.length
             return self._graphs.forward(input_ids, positions), list(decoding)
-        plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
+        plan = plan_step(self._kv, decoding, chunks)
         sampled_rows = list(range(len(decoding)))
         sampled = list(decoding)
         scored: list[tuple[TokenSequence, Chunk, int]] = []

@@ -31,6 +31,9 @@ class RunningBatch:
         """Stop reusing the cache computed so far, because the weights have changed."""
         self._epoch += 1
         self._prefixes.clear()
+        for sequence in self.running:
+            if not sequence.is_prefilled:
+                sequence.epoch = -1
 
     def admit(self, sequence: TokenSequence, prefilling: list[TokenSequence]) -> bool:
         """Give a sequence the next row, with the longest known prefix in it.

@@ -8,6 +8,7 @@ import pytest
 from support.engines import Oracle, prompt
 from transformers import PreTrainedModel
 
+from agentrl.plugins.engine.generation import cached_attention
 from agentrl.plugins.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits
 from agentrl.plugins.engine.generation.token_sequence import DrawParams, TokenSequence
 from agentrl.plugins.engine.weights.live_weights import read_weights
@@ -127,6 +128,43 @@ def test_sequences_share_a_prompt_that_is_still_running(
     run(engine, *group)
     assert [item.num_cached for item in group] == [0, 99, 99, 99]
     check(oracle, checkpoint, group)
+
+
+def test_rows_that_begin_alike_read_that_once(
+    model: PreTrainedModel, checkpoint: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[tuple[int, list[list[int]]]] = []
+    attend = cached_attention._attend_shared
+
+    def noted(*args: Any) -> Any:
+        plan = args[3]
+        shared.append((plan.shared.length, [rows.tolist() for rows in plan.shared.groups]))
+        return attend(*args)
+
+    monkeypatch.setattr(cached_attention, "_attend_shared", noted)
+    engine = scheduler(model, context_length=1024)
+    tools = prompt(1000, 300)
+    sequences = []
+    for number in range(6):
+        start = prompt(2000, 280) if number == 4 else tools
+        ids = np.concatenate([start, prompt(number, 5 + 30 * number)])
+        params = DrawParams(max_new_tokens=60 + number, seed=number)
+        sequences.append(TokenSequence.start(f"{number:032x}", ids, params))
+    engine.submit_all(sequences)
+    for _ in range(40):
+        engine.step()
+    assert all(0 < len(item.output_ids) < 60 for item in sequences)
+    assert (300, 2) in {(length, len(rows)) for length, rows in shared}  # one begins otherwise
+    # What is computed under other weights is not what the running rows hold.
+    engine.weights_changed("2", ())
+    late = [
+        TokenSequence.start(f"{number:032x}", np.append(tools, number), DrawParams(12, seed=number))
+        for number in (6, 7)
+    ]
+    run(engine, *late)
+    groups = [rows for length, rows in shared if length == 300 and len(rows) == 3]
+    assert groups, "old rows and new ones are two groups"
+    check(oracle, checkpoint, [*sequences, *late])
 
 
 def test_aborts_hit_running_prefilling_waiting_and_held(model: PreTrainedModel) -> None:
