@@ -25,7 +25,10 @@ from agentrl.rollout.worker.resources import served_context_length
 _MIN_REPLY_TOKENS = 1024
 """Tokens of the context that are kept free for a reply, but at most a quarter of the context."""
 CPU_TOKENS = 8192
-"""Tokens per forward pass on a CPU; more would need memory without saving time."""
+"""Most tokens per forward pass on a CPU; more would need memory without saving time."""
+_MIN_CPU_TOKENS = 1024
+_ACTIVATIONS_SHARE = 0.4
+"""Of the machine's memory, for what a forward pass on a CPU keeps for the backward pass."""
 ADAPTER_LEARNING_RATE = 1e-5
 """Default with `--lora_rank`: ten times that of all weights."""
 _SETS_STEP_SIZE = frozenset(
@@ -79,7 +82,9 @@ def fitted_to_model(
     if limits is not None and trains_on is not None:
         config = _with_smaller_steps(config, limits, before, notes)
     if trains_on == "cpu":
-        config = _with_default(config, "trainer", "max_tokens", CPU_TOKENS, "without a GPU", notes)
+        tokens = before.get("max_tokens", _tokens_in_memory(model_path))
+        reason = "without a GPU" if tokens == CPU_TOKENS else "for the memory of this machine"
+        config = _with_default(config, "trainer", "max_tokens", tokens, reason, notes)
     elif trains_on == "gpu":
         kernels = missing_scan_kernels(raw_config(model_path))
         if kernels is not None:
@@ -191,18 +196,52 @@ def _sampled_in_minutes(
     return _CpuLimits(rate, length, min(num_groups, max(_MIN_GROUPS, groups)))
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """Sizes of a decoder."""
+
+    hidden: int
+    layers: int
+    vocabulary: int
+    kv_share: float
+    """Key-value heads per query head."""
+    width: int
+    """Inner size of the feed-forward parts that a token goes through."""
+
+    @classmethod
+    def of(cls, model_path: Path) -> "_Shape | None":
+        """Return the sizes in a model's config.json; None if it does not give them."""
+        config = decoder_config(raw_config(model_path))
+        hidden, layers, vocabulary, heads = (
+            getattr(config, name, None)
+            for name in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
+        )
+        if not (hidden and layers and vocabulary and heads):
+            return None
+        experts = getattr(config, "num_experts_per_tok", None)
+        inner = getattr(config, "moe_intermediate_size", None) if experts else None
+        width = (experts or 1) * (inner or getattr(config, "intermediate_size", None) or 4 * hidden)
+        kv_share = (getattr(config, "num_key_value_heads", None) or heads) / heads
+        return cls(hidden, layers, vocabulary, kv_share, width)
+
+
 def _weights_per_token(model_path: Path) -> int | None:
     """Return about how many weights one token is multiplied with; None if the shape is unknown."""
-    config = decoder_config(raw_config(model_path))
-    hidden, layers, vocabulary, heads = (
-        getattr(config, name, None)
-        for name in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
-    )
-    if not (hidden and layers and vocabulary and heads):
+    shape = _Shape.of(model_path)
+    if shape is None:
         return None
-    kv_share = (getattr(config, "num_key_value_heads", None) or heads) / heads
-    experts = getattr(config, "num_experts_per_tok", None)
-    inner = getattr(config, "moe_intermediate_size", None) if experts else None
-    width = (experts or 1) * (inner or getattr(config, "intermediate_size", None) or 4 * hidden)
-    per_layer = hidden * hidden * (2 + 2 * kv_share) + 3 * hidden * width
-    return int(layers * per_layer + vocabulary * hidden)
+    per_layer = shape.hidden**2 * (2 + 2 * shape.kv_share) + 3 * shape.hidden * shape.width
+    return int(shape.layers * per_layer + shape.vocabulary * shape.hidden)
+
+
+def _tokens_in_memory(model_path: Path) -> int:
+    """Return the tokens of a forward pass on a CPU: a power of two, equal on similar machines."""
+    shape = _Shape.of(model_path)
+    if shape is None:
+        return CPU_TOKENS
+    # In float32. SmolLM2-135M keeps 1.8 MB a token: about 12 vectors of its hidden size in each layer,
+    # and 5 of the inner size.
+    kept = 4 * shape.layers * (12 * shape.hidden + 5 * shape.width)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fitting = max(_MIN_CPU_TOKENS, int(memory * _ACTIVATIONS_SHARE / kept))
+    return min(CPU_TOKENS, 1 << (fitting.bit_length() - 1))

@@ -1,6 +1,7 @@
 """What is known of a model before a process starts, and what follows from it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,23 @@ def test_without_a_gpu_a_forward_pass_is_small(tmp_path: Path) -> None:
     assert notes == ["--max_tokens 8192, without a GPU"]
     config = build_config(given | {"max_tokens": 9000})
     assert fitted_to_model(config, path, trains_on="cpu") == (config, [])
+
+
+@pytest.mark.parametrize(("gigabytes", "tokens"), [(64, 8192), (24, 4096), (12, 2048), (2, 1024)])
+def test_without_a_gpu_a_forward_pass_fits_the_memory(
+    gigabytes: int, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"SC_PHYS_PAGES": gigabytes * 2**20, "SC_PAGE_SIZE": 1024}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    path = write_model(tmp_path / "m", max_position_embeddings=8192)
+    values = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(values | shape))
+    config, notes = fitted_to_model(
+        build_config({"model_name_or_path": str(path)}), path, trains_on="cpu"
+    )
+    assert config.trainer.max_tokens == tokens
+    assert f"--max_tokens {tokens}, " in " ".join(notes)
 
 
 @pytest.mark.parametrize(
