@@ -197,7 +197,7 @@ def _sampled_in_minutes(
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _DecoderSizes:
     """Sizes of a decoder."""
 
     hidden: int
@@ -209,7 +209,7 @@ class _Shape:
     """Inner size of the feed-forward parts that a token goes through."""
 
     @classmethod
-    def of(cls, model_path: Path) -> "_Shape | None":
+    def of(cls, model_path: Path) -> "_DecoderSizes | None":
         """Return the sizes in a model's config.json; None if it does not give them."""
         config = decoder_config(raw_config(model_path))
         hidden, layers, vocabulary, heads = (
@@ -227,7 +227,7 @@ class _Shape:
 
 def _weights_per_token(model_path: Path) -> int | None:
     """Return about how many weights one token is multiplied with; None if the shape is unknown."""
-    shape = _Shape.of(model_path)
+    shape = _DecoderSizes.of(model_path)
     if shape is None:
         return None
     per_layer = shape.hidden**2 * (2 + 2 * shape.kv_share) + 3 * shape.hidden * shape.width
@@ -236,7 +236,7 @@ def _weights_per_token(model_path: Path) -> int | None:
 
 def _tokens_in_memory(model_path: Path) -> int:
     """Return the tokens of a forward pass on a CPU: a power of two, equal on similar machines."""
-    shape = _Shape.of(model_path)
+    shape = _DecoderSizes.of(model_path)
     if shape is None:
         return CPU_TOKENS
     # In float32. SmolLM2-135M keeps 1.8 MB a token: about 12 vectors of its hidden size in each layer,

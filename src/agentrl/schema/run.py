@@ -15,9 +15,9 @@ from pydantic import (
 )
 
 from agentrl.schema.base import Value, utc_now
+from agentrl.schema.ledger_origin import Retrain
 from agentrl.schema.lost_versions import LostVersions, step_of
 from agentrl.schema.record import Lease
-from agentrl.schema.retrain import Retrain
 from agentrl.schema.sampling_bounds import (
     MaxNewTokens,
     MinP,

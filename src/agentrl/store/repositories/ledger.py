@@ -12,7 +12,7 @@ from pymongo import ReplaceOne
 
 from agentrl.errors import StoreError
 from agentrl.schema import DBRecordData, LedgerStatus, Split, TurnTraining
-from agentrl.schema.retrain import LEFT_OUT, Retrain
+from agentrl.schema.ledger_origin import LEFT_OUT, Retrain
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
 from agentrl.store.documents.expressions import literal

@@ -20,8 +20,8 @@ from agentrl.schema import (
     RunPhase,
     RunStatus,
 )
+from agentrl.schema.ledger_origin import Retrain
 from agentrl.schema.lost_versions import LostVersions, version_of
-from agentrl.schema.retrain import Retrain
 from agentrl.store.collections.indexes import ledger_indexes
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.config.sections import RootConfig
 from agentrl.schema import DBRecordData
-from agentrl.schema.retrain import LEFT_OUT, Retrain
+from agentrl.schema.ledger_origin import LEFT_OUT, Retrain
 from agentrl.schema.run import ANY_AGE
 from agentrl.trainer.rl.run_start import OpenedRun
 from agentrl.trainer.rl.step_groups import (

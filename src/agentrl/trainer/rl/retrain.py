@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.schema import Run, task_of_record
 from agentrl.schema.base import Value
-from agentrl.schema.retrain import LEFT_OUT, Retrain
+from agentrl.schema.ledger_origin import LEFT_OUT, Retrain
 from agentrl.store import TrajectoryStore
 from agentrl.store.views.record_condition import record_condition
 from agentrl.trainer.bootstrap import ending_ranks_on_error, run_on_ranks

@@ -11,7 +11,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
 from agentrl.errors import StoreError
 from agentrl.schema import Fork, Run
-from agentrl.schema.retrain import Retrain
+from agentrl.schema.ledger_origin import Retrain
 from agentrl.store import TrajectoryStore
 from agentrl.store.documents.packed_turns import Blob
 from agentrl.store.private_mongod import EmbeddedMongo
