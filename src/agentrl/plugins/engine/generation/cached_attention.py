@@ -171,12 +171,19 @@ def _attend(
     if count:
         # The queries that share a key-value head take the dimension of query positions.
         decoding = queries[:count].reshape(count, num_heads, -1, head_dim)
-        attend = _attend_apart if context.shared is None else _attend_shared
-        outputs.append(
-            attend(decoding, keys[:count], values[:count], context, variant.scaling).reshape(
-                count, -1, head_dim
-            )
+        start = 0 if context.shared is None else context.shared.length
+        own_keys, own_values = (
+            states[:count, :, start : context.decode_length] for states in (keys, values)
         )
+        bias, scale = context.decode_bias, variant.scaling
+        if context.shared is None:
+            found = scaled_dot_product_attention(
+                decoding, own_keys, own_values, attn_mask=bias, scale=scale
+            )
+        else:
+            attended = _with_sums(decoding, own_keys, own_values, attn_mask=bias, scale=scale)
+            found = _join_shared(decoding, keys, values, context.shared, attended, scale)
+        outputs.append(found.reshape(count, -1, head_dim))
     offset = count
     for chunk, mask in zip(context.chunks, context.chunk_masks, strict=True):
         size = chunk.size
@@ -194,40 +201,25 @@ def _attend(
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0)
 
 
-def _attend_apart(
+def _join_shared(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    plan: StepPlan,
+    shared: SharedPositions,
+    attended: tuple[torch.Tensor, torch.Tensor],
     scale: float | None,
 ) -> torch.Tensor:
-    """Return the attention of decoding rows, [R, K, H / K, D], as are their queries."""
-    return scaled_dot_product_attention(
-        queries,
-        keys[:, :, : plan.decode_length],
-        values[:, :, : plan.decode_length],
-        attn_mask=plan.decode_bias,
-        scale=scale,
-    )
+    """Join the shared positions, which each group reads once, to attention over a row's own ones.
 
-
-def _attend_shared(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    plan: StepPlan,
-    scale: float | None,
-) -> torch.Tensor:
-    """Do the same; each group reads the positions that its rows share once."""
-    shared = plan.shared
-    assert shared is not None
-    own, own_sums = _with_sums(
-        queries,
-        keys[:, :, shared.length : plan.decode_length],
-        values[:, :, shared.length : plan.decode_length],
-        attn_mask=plan.decode_bias,
-        scale=scale,
-    )
+    Args:
+        queries: of the decoding rows, [R, K, H / K, D], as is the result.
+        keys: of a layer, like the values.
+        values: [rows, K, T, D].
+        shared: the positions.
+        attended: the result of `_with_sums` over each row's own positions.
+        scale: factor on the scores.
+    """
+    own, own_sums = attended
     of_prefix, prefix_sums = torch.empty_like(own), torch.empty_like(own_sums)
     num_heads, head_dim = queries.shape[1], queries.shape[3]
     for rows in shared.groups:

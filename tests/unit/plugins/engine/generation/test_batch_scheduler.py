@@ -134,14 +134,14 @@ def test_rows_that_begin_alike_read_that_once(
     model: PreTrainedModel, checkpoint: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared: list[tuple[int, list[list[int]]]] = []
-    attend = cached_attention._attend_shared
+    join = cached_attention._join_shared
 
     def noted(*args: Any) -> Any:
-        plan = args[3]
-        shared.append((plan.shared.length, [rows.tolist() for rows in plan.shared.groups]))
-        return attend(*args)
+        positions = args[3]
+        shared.append((positions.length, [rows.tolist() for rows in positions.groups]))
+        return join(*args)
 
-    monkeypatch.setattr(cached_attention, "_attend_shared", noted)
+    monkeypatch.setattr(cached_attention, "_join_shared", noted)
     engine = scheduler(model, context_length=1024)
     tools = prompt(1000, 300)
     sequences = []
