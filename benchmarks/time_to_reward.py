@@ -13,10 +13,9 @@ clock, the same way for both).
 
 `wall_ratio` is the mean of our seconds over the mean of TRL's, over the seeds that both have;
 `cpu_ratio` is the same for CPU seconds, which depend less on other work on the machine, and
-`rollouts_ratio` for rollouts, which do not depend on it. Both
-sides may train a rollout twice; `rewards` are those of the steps with new rollouts. A run with
-`--set` is a trial: it is stored under `trials`, not under `runs`. Each side's settings are the best
-of its trials.
+`rollouts_ratio` for rollouts, which do not depend on it; `..._median` are the ratios of the medians.
+TRL trains a rollout twice, the best of its trials; our settings are the demo's. A run with
+`--set` is a trial: it is stored under `trials`, not under `runs`.
 """
 
 import json
@@ -25,11 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import psutil
@@ -45,8 +44,8 @@ from agentrl.inference.weight_sync.version_files import version_dir
 
 SIDES = ("ours", "trl")
 SEEDS = (1, 2, 3, 4, 5, 6)
-DEFAULTS = {"max_trained_count": 2, "dual_clip": 3}
-"""Our best settings in addition to the demo's; those of the other side are in its script."""
+DEFAULTS = {"eval_strategy": "no"}
+"""In addition to the demo's, whose evaluations the other side does not make."""
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60
 
@@ -162,14 +161,16 @@ def ratios(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     if not shared:
         return {}
 
-    def over(field: str) -> float:
-        ours, trl = (mean(runs[side][seed][field] for seed in shared) for side in SIDES)
+    def over(field: str, average: Callable[[list[float]], float] = mean) -> float:
+        ours, trl = (average([runs[side][seed][field] for seed in shared]) for side in SIDES)
         return float(round(ours / trl, 3))
 
     return {
         "wall_ratio": over("seconds"),
+        "wall_ratio_median": over("seconds", median),
         "cpu_ratio": over("cpu_seconds"),
         "rollouts_ratio": over("rollouts"),
+        "rollouts_ratio_median": over("rollouts", median),
         "seeds": shared,
         "all_reached": all(runs[side][seed]["reached"] for side in SIDES for seed in shared),
         "seconds": {

@@ -384,6 +384,8 @@ MISTAKES = {
         "--train_file none --env textarena:Hangman-v0 --env_python nowhere"
     ): "nowhere: program not found",
     "--train_file none --env textarena:Hangman-v0 --agent agent.py:play": "remove --agent",
+    "--train_file none --env stored:nowhere": "no run 'nowhere' here",
+    "--train_file none --env stored:x?size=3": "write stored:RUN, or stored:RUN?where=CONDITION",
     "--env_variables NOT_THERE": "the environment variable NOT_THERE is not set",
     "--train_file none --env harbor:nowhere": "nowhere does not exist",
     "--train_file none --env harbor:.": "no task.toml found in",

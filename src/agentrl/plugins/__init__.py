@@ -71,6 +71,11 @@ SFT = Plugin(
     exports={"chat": "agentrl.plugins.sft.demonstrations.conversations:export_chat"},
 )
 
+STORED_TURNS = Plugin(
+    task_sources={"stored": "agentrl.plugins.stored_turns.stored_source:STORED"},
+    run_checks={"stored turns": "agentrl.plugins.stored_turns.stored_source:check_start"},
+)
+
 TOOL_ENVIRONMENTS = Plugin(
     commands={
         "env": PluginCommand(

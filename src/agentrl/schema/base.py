@@ -17,18 +17,22 @@ def utc_now() -> datetime:
 
 
 def _to_int32(value: object) -> np.ndarray:
+    if isinstance(value, bytes):
+        return np.frombuffer(value, dtype="<i4")
     return np.asarray(value, dtype=np.int32)
 
 
 def _to_float32(value: object) -> np.ndarray:
+    if isinstance(value, bytes):
+        return np.frombuffer(value, dtype="<f4")
     return np.asarray(value, dtype=np.float32)
 
 
 TokenIds = Annotated[np.ndarray, BeforeValidator(_to_int32)]
-"""Token ids, int32 [T]. Lists are accepted and converted."""
+"""Token ids, int32 [T]. Lists, and the bytes of documents, are accepted and converted."""
 
 Logprobs = Annotated[np.ndarray, BeforeValidator(_to_float32)]
-"""Natural-log probabilities, float32 [T]. Lists are accepted and converted."""
+"""Natural-log probabilities, float32 [T]. Accepted as `TokenIds` are."""
 
 
 class Value(BaseModel):

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from agentrl.schema.base import Value, utc_now
 from agentrl.schema.score import Score
+from agentrl.schema.stored_start import StoredStart
 
 Split = Literal["train", "eval", "test", "valid"]
 TaskStatus = Literal["created", "completed"]
@@ -44,6 +45,8 @@ class Task(Value):
     """Free label that groups results in reports; evaluations store their name here."""
     expected_signal: float | None = None
     """Chance that the scores of the group differ, for which the question was chosen; None: in order."""
+    start: StoredStart | None = None
+    """The turn of an earlier run where its rollouts start; None: at the question."""
     group_scores: dict[str, Score] = Field(default_factory=dict)
     """Decisions of a scorer that sees the whole group, by `traj_id`; the Records copy their own."""
     created_at: datetime = Field(default_factory=utc_now)

@@ -174,7 +174,8 @@ class DataSection(DataTuning):
     env: Annotated[str | None, CODE] = None
     """Environment that provides, runs and rewards the training tasks, instead of train_file:
     `reasoning_gym:NAME?size=200&seed=1`, `textarena:NAME`, `verifiers:TASKSET`, `openenv:URL`,
-    `harbor:FOLDER`, `bfcl:CATEGORY` (see docs/environments.md)."""
+    `harbor:FOLDER`, `bfcl:CATEGORY` (see docs/environments.md); `stored:RUN`: turns of an earlier run
+    (see docs/stored-turns.md)."""
     eval_env: Annotated[str | None, CODE] = None
     """Environment of the held-out tasks, instead of eval_file. Without a seed, its tasks differ
     from those of env."""

@@ -92,6 +92,8 @@ def _head(detail: RecordDetail) -> list[Text]:
         row("reference", "-" if task.answer is None else str(task.answer))
         if task.columns:
             row("columns", json.dumps(task.columns, ensure_ascii=False))
+    if (start := task.start) is not None:
+        row("starts at", f"turn {start.turn} of {start.record_id} of {start.run}")
     row("answer", "-" if record.final_answer is None else record.final_answer)
     row("status", f"{record.status}, {record.outcome or 'no outcome'}")
     if record.score is not None:

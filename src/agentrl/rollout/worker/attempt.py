@@ -27,7 +27,7 @@ from agentrl.rollout.async_sampler import AsyncSampler, BranchClosed, RolloutRes
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.recorded_turns import RecordedTurns
 from agentrl.rollout.worker.admission_limits import FailureBackoff
-from agentrl.rollout.worker.branching import branch_turns, with_branch
+from agentrl.rollout.worker.branching import branch_turns, stored_turns, with_branch
 from agentrl.rollout.worker.group_scoring import GroupVerdict
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, Score, Task
 from agentrl.store import TrajectoryStore
@@ -157,6 +157,8 @@ class RolloutAttempt:
             self._counts.resumed += 1
         if self.record.branch is not None:
             sampler.play_first(await branch_turns(self._context, sampler, turns))
+        elif self.task.start is not None:
+            sampler.play_first(stored_turns(self._context, sampler, self.task.start, turns))
         elif turns:
             sampler.play_first(RecordedTurns.of_attempt(turns))
         result = await self._run_rollout(sampler)
@@ -188,7 +190,8 @@ class RolloutAttempt:
         self._counts.finished += 1
         self._counts.backoff.clear()
         point = self.record.branch
-        first_sampled = 0 if point is None else point.turn
+        start = point or self.task.start
+        first_sampled = 0 if start is None else start.turn
         if self.record.round:
             self._counts.branched["none" if point is None else point.rule] += 1
         self._counts.num_output_tokens += sum(
@@ -281,7 +284,7 @@ class RolloutAttempt:
         if isinstance(error, LeaseLost):
             self._counts.lost += 1
             log.warning("%s: lease lost, no further writes", record_id)
-        elif isinstance(error, BranchClosed):
+        elif isinstance(error, BranchClosed) and self.record.branch is not None:
             await self._close_branch(str(error))
         elif self._is_outage(error):
             log.warning("%s: released (%s)", record_id, error)

@@ -1,19 +1,21 @@
-"""The start of a rollout of a later round: its branch point, and the turns before it.
+"""The start of a rollout that does not begin at the question, and the turns before it.
 
-Input: a claimed slot. Output: the Record with its branch point stored, and what its sampler replays.
-The point is chosen by the slot's first holder and outlives it.
+Input: a claimed slot. Output: what its sampler replays. In a later round, that is the start of another
+rollout of the group, up to a branch point that the slot's first holder chooses and that outlives it. A
+task with a `StoredStart` brings the turns along.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.rollout.branch_rules import BranchingGroup, choose_branch
 from agentrl.rollout.context import RolloutContext, Scoring
 from agentrl.rollout.recorded_turns import RecordedTurns
 from agentrl.schema import DispatchedSamplingTask, Record
+from agentrl.schema.stored_start import StoredStart
 from agentrl.tools import ToolsConfig
 
 
@@ -49,27 +51,40 @@ async def branch_turns(
     )
 
 
+def stored_turns(
+    context: RolloutContext,
+    sampler: AsyncSampler[Any],
+    start: StoredStart,
+    own: Sequence[DispatchedSamplingTask],
+) -> RecordedTurns:
+    """Return what the sampler of a task with a stored start replays; see `branch_turns`."""
+    check_can_branch(type(sampler), is_resumable=context.resumable)
+    return RecordedTurns.before_branch(
+        start.turns, start.turn, own, replays_calls=not context.resumable
+    )
+
+
 def check_can_branch(sampler_class: type[AsyncSampler[Any]], *, is_resumable: bool) -> None:
     """Refuse a sampler class whose rollouts cannot start at a turn of another."""
     if not (is_resumable or sampler_class.can_branch):
         raise ConfigError(
-            f"--rollouts tree: {sampler_class.__name__} cannot start at a turn of another rollout; "
-            "give --resumable_tools true if it keeps no state beside its turns, or set its "
+            f"{sampler_class.__name__} cannot start at a turn of another rollout (--rollouts tree, "
+            "--env stored); give --resumable_tools true if it keeps no state beside its turns, or set its "
             "`can_branch` (see docs/rollouts.md)"
         )
 
 
-def check_tools_can_branch(config: RootConfig, tools: ToolsConfig) -> None:
-    """Refuse tool servers whose state can neither be ignored nor restored at a branch."""
-    if not config.data.rounds or config.tools.resumable_tools:
+def check_tools_can_branch(given: ToolsSection, tools: ToolsConfig) -> None:
+    """Refuse tool servers whose state can neither be ignored nor restored in the middle of a rollout."""
+    if given.resumable_tools:
         return
     for name, server in tools.selected.items():
         if not (server.resumable or server.per_rollout):
             raise ConfigError(
-                f"--rollouts tree: tool server {name!r} declares neither `resumable` (it keeps no "
-                "state) nor `per_rollout` (its state is rebuilt by repeating a rollout's calls): a "
-                "branch could not start where another rollout was; declare one of them, or give "
-                "--resumable_tools true if no server keeps state"
+                f"tool server {name!r} declares neither `resumable` (it keeps no "
+                "state) nor `per_rollout` (its state is rebuilt by repeating a rollout's calls): no "
+                "rollout could start where another one was (--rollouts tree, --env stored); declare one "
+                "of them, or give --resumable_tools true if no server keeps state"
             )
 
 

@@ -76,7 +76,7 @@ class OneReply(AsyncSampler[Task]):
 
 async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: int) -> Task:
     """Store a fork and its pending Records; return its Task, which asks the parent's question."""
-    fork_task = task.again(fork.id, num_generations=num_tries, rounds=())
+    fork_task = task.again(fork.id, num_generations=num_tries, rounds=(), start=None)
     await store.forked.ensure_schema()
     await store.forks.add(fork)
     await store.forked.tasks.add([fork_task])

@@ -13,14 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import bson
-import numpy as np
 from bson import Binary
 from bson.codec_options import CodecOptions
 
 from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.image import stored_key
 from agentrl.store.documents.codec import (
-    ARRAY_TYPES,
     Document,
     encode,
     from_document,
@@ -137,12 +135,6 @@ def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
         fields[name] = _resolve(fields[name], blobs)
     for name in LIST_FIELDS:
         fields[name] = [_resolve(value, blobs) for value in fields[name]]
-    for name, kind in (("added_ids", "i"), ("output_ids", "i"), ("output_logprobs", "f")):
-        fields[name] = np.frombuffer(fields[name], dtype=ARRAY_TYPES[kind])
-    fields["teacher_logprobs"] = {
-        name: np.frombuffer(values, dtype=ARRAY_TYPES["f"])
-        for name, values in fields.get("teacher_logprobs", {}).items()
-    }
     return from_document(DispatchedSamplingTask, fields)
 
 

@@ -53,7 +53,7 @@ class ReadRecord:
     num_turns: int
     num_tokens: int
     num_sampled: int
-    """Tokens that the model sampled, copies in a branch included."""
+    """Tokens that the policy sampled, copies in a branch included."""
     rule: str | None
     """What chose its turn in a later round of a tree; `none` if it started at the question."""
 
@@ -64,7 +64,7 @@ class ReadRecord:
         return cls(
             num_turns=len(record.turns),
             num_tokens=record.num_tokens,
-            num_sampled=sum(len(turn.output_ids) for turn in record.turns),
+            num_sampled=sum(len(turn.output_ids) for turn in record.turns if turn.trainable),
             rule=rule if record.round else None,
         )
 
