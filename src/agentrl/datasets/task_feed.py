@@ -5,9 +5,8 @@ Independent of files and steps.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from typing import Protocol
 
 from agentrl.datasets.task_stream import append_tasks
 from agentrl.schema import Task
@@ -16,32 +15,13 @@ from agentrl.store import TrajectoryStore
 _BATCH_SIZE = 1000
 
 
-class TaskSupply(Protocol):
-    """Makes a run's next tasks."""
-
-    async def take(self, count: int) -> Sequence[Task]:
-        """Return this many tasks; fewer if there are no more."""
-
-
-class TasksInOrder:
-    """The tasks of an iterator, which starts from the first one in each process."""
-
-    def __init__(self, tasks: Iterator[Task]) -> None:
-        self._tasks = tasks
-
-    async def take(self, count: int) -> Sequence[Task]:
-        """Return the next tasks; the store knows those of earlier processes."""
-        # In a thread, because creating a task may take time.
-        return await asyncio.to_thread(list, islice(self._tasks, count))
-
-
 class TaskFeed:
     """Adds the tasks of a source to a run, limited to the requested number."""
 
-    def __init__(self, store: TrajectoryStore, source: TaskSupply) -> None:
-        """Take nothing yet."""
+    def __init__(self, store: TrajectoryStore, tasks: Iterator[Task]) -> None:
+        """Take nothing yet; the tasks start from the first one in each process."""
         self._store = store
-        self._source = source
+        self._tasks = tasks
         self._has_begun = self._has_ended = False
 
     async def fill(self, num_groups: int) -> None:
@@ -56,8 +36,9 @@ class TaskFeed:
             if missing <= 0:
                 return
             size = min(max(missing, size), _BATCH_SIZE)
-            batch = await self._source.take(size)
+            # In a thread, because creating a task may take time.
+            batch = await asyncio.to_thread(list, islice(self._tasks, size))
             self._has_ended = len(batch) < size
             num_new, _ = await append_tasks(self._store, batch)
-            # A source may restart with each process: larger batches skip the existing tasks faster.
+            # The store knows those of earlier processes: larger batches skip them faster.
             size = 1 if num_new else 2 * size

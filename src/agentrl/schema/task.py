@@ -43,8 +43,6 @@ class Task(Value):
     status: TaskStatus = "created"
     tag: str = ""
     """Free label that groups results in reports; evaluations store their name here."""
-    expected_signal: float | None = None
-    """Chance that the scores of the group differ, for which the question was chosen; None: in order."""
     start: StoredStart | None = None
     """The turn of an earlier run where its rollouts start; None: at the question."""
     group_scores: dict[str, Score] = Field(default_factory=dict)
@@ -53,14 +51,14 @@ class Task(Value):
     completed_at: datetime | None = None
 
     def again(self, task_id: str, **changes: Any) -> Self:
-        """Return a task that asks the same once more: without results, and chosen for nothing yet."""
+        """Return a task that asks the same once more, without results."""
         new: dict[str, Any] = {
             "id": task_id,
             "status": "created",
             "completed_at": None,
             "group_scores": {},
         }
-        return self.model_copy(update={**new, "expected_signal": None, **changes})
+        return self.model_copy(update={**new, **changes})
 
 
 class MCPTask(Task):

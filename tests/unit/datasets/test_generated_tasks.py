@@ -9,7 +9,7 @@ import pytest
 from support.stored import make_task
 
 from agentrl.config.sections import DataSection
-from agentrl.datasets.task_feed import TaskFeed, TasksInOrder
+from agentrl.datasets.task_feed import TaskFeed
 from agentrl.datasets.task_source import generated_tasks
 from agentrl.errors import ConfigError
 from agentrl.schema import TASK_TYPES, Task
@@ -55,7 +55,7 @@ async def test_an_endless_source_gives_what_the_run_needs(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
     config = section(tmp_path, MODULE)
-    feed = TaskFeed(store, TasksInOrder(generated_tasks(config, seed=5)))
+    feed = TaskFeed(store, generated_tasks(config, seed=5))
     await feed.fill(4)
     await feed.fill(2)
     assert await store.tasks.count() == 4
@@ -63,7 +63,7 @@ async def test_an_endless_source_gives_what_the_run_needs(
     del TASK_TYPES["endless_sum"]
     for name in [name for name in sys.modules if name.startswith("agentrl_user_")]:
         del sys.modules[name]
-    resumed = TaskFeed(store, TasksInOrder(generated_tasks(config, seed=5)))
+    resumed = TaskFeed(store, generated_tasks(config, seed=5))
     await resumed.fill(6)
     tasks = [task async for task in store.tasks.find()]
     assert [(task.order, task.num_generations, task.kind) for task in tasks] == [
@@ -75,9 +75,9 @@ async def test_an_endless_source_gives_what_the_run_needs(
 async def test_a_resumed_run_passes_the_tasks_that_it_has_in_few_batches(
     store: TrajectoryStore,
 ) -> None:
-    await TaskFeed(store, TasksInOrder(map(make_task, itertools.count()))).fill(200)
+    await TaskFeed(store, map(make_task, itertools.count())).fill(200)
     await store.database.handle.command("profile", 2)
-    await TaskFeed(store, TasksInOrder(map(make_task, itertools.count()))).fill(201)
+    await TaskFeed(store, map(make_task, itertools.count())).fill(201)
     asked = {"ns": f"{store.database_name}.tasks", "op": "query"}
     assert await store.database["system.profile"].count_documents(asked) < 100
     assert await store.tasks.next_train_order() >= 201
@@ -91,7 +91,7 @@ async def test_a_source_that_ends_is_not_asked_again(store: TrajectoryStore) -> 
             next(asked)
             yield make_task(number)
 
-    feed = TaskFeed(store, TasksInOrder(three()))
+    feed = TaskFeed(store, three())
     await feed.fill(10)
     await feed.fill(20)
     assert await store.tasks.count() == 3
@@ -99,9 +99,9 @@ async def test_a_source_that_ends_is_not_asked_again(store: TrajectoryStore) -> 
 
 
 async def test_tasks_whose_slots_a_crash_left_out_get_them(store: TrajectoryStore) -> None:
-    await TaskFeed(store, TasksInOrder(map(make_task, range(9)))).fill(4)
+    await TaskFeed(store, map(make_task, range(9))).fill(4)
     await store.database["records"].delete_many({"order": {"$gte": 2}})
-    await TaskFeed(store, TasksInOrder(map(make_task, range(9)))).fill(4)
+    await TaskFeed(store, map(make_task, range(9))).fill(4)
     slots = [record.order async for record in store.records.find()]
     assert sorted(slots) == [0, 0, 1, 1, 2, 2, 3, 3]
 

@@ -221,9 +221,6 @@ class AlgorithmTuning(ConfigSection):
     the same command resumes it."""
     adv_scaling: float = 1.0
     """Factor on the advantages."""
-    question_choice: Literal["order", "signal"] = "order"
-    """`order`: every epoch asks every question once, in its order; `signal`: ask as many questions,
-    each time the one whose scores are most likely to differ within its group."""
     balance_sample: bool = False
     """Keep about as many correct as wrong records of a group."""
     min_turns: int = Field(default=1, ge=0)

@@ -239,21 +239,6 @@ class TaskRepository(Repository):
         cursor = self._db.tasks.find({"_id": {"$in": [encode(task_id) for task_id in task_ids]}})
         return [task_from_document(document) async for document in cursor]
 
-    @operation("read the scores of groups")
-    async def group_scores(self, task_ids: Iterable[str]) -> dict[str, tuple[int, list[float]]]:
-        """Return order and scores of the complete groups among these; failed rollouts have none."""
-        names = {encode(task_id): task_id for task_id in task_ids}
-        found: dict[str, tuple[int, list[float]]] = {}
-        cursor = self._db.record_data.find(
-            {"task_id": {"$in": [*names]}, "group_completed": True},
-            {"task_id": 1, "order": 1, "score.value": 1},
-        )
-        async for document in cursor:
-            _, scores = found.setdefault(names[document["task_id"]], (document["order"], []))
-            if (score := document.get("score")) is not None:
-                scores.append(score["value"])
-        return found
-
     @operation("count tasks")
     async def count(
         self,

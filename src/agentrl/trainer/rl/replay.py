@@ -52,7 +52,7 @@ STEP_FLAGS = {
     *("trained_scorer", "torch_dtype", "torch_compile", "lora_alpha", "seed"),
 } - {
     *Control.model_fields,
-    *("reference_model", "staleness_policy", "question_choice"),
+    *("reference_model", "staleness_policy"),
     *("max_trained_count", "retrained_interval"),
 }
 """Flags that determine a step, given its records, none of them editable while a run continues. The

@@ -187,7 +187,7 @@ class _Own:
             run=self._run,
             model=used.model,
             store=used.store.model_copy(update=database),
-            algorithm=used.algorithm.model_copy(update={"question_choice": "order"}),
+            algorithm=used.algorithm,
             trainer=used.trainer.model_copy(update={**self._trainer, **size}),
         )
 

@@ -24,8 +24,7 @@ from agentrl.config.sections import (
 )
 from agentrl.config.validation.algorithm_checks import check_training
 from agentrl.config.validation.checks import groups_per_step
-from agentrl.datasets.question_choice import QuestionChoice
-from agentrl.datasets.task_feed import TaskFeed, TasksInOrder, TaskSupply
+from agentrl.datasets.task_feed import TaskFeed
 from agentrl.datasets.task_source import generated_tasks
 from agentrl.datasets.task_stream import append_tasks, train_tasks
 from agentrl.distributed import MeshShape, Ranks
@@ -115,8 +114,8 @@ async def opened_run(
         _impatient_when_stopped(store, stop),
     ):
         control = config.algorithm.control(groups_per_step(config, dp_size))
-        first_epoch, source = _training_tasks(store, config, control.groups_per_step)
-        feed = TaskFeed(store, source)
+        first_epoch, later = _training_tasks(config)
+        feed = TaskFeed(store, later)
         checkpoint = await _prepare(store, config, control, first_epoch, feed)
         async with trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds):
             if consumer == DEFAULT_CONSUMER:
@@ -155,18 +154,13 @@ async def _impatient_when_stopped(
         await end_tasks([waiting])
 
 
-def _training_tasks(
-    store: TrajectoryStore, config: RootConfig, groups_per_step: int
-) -> tuple[Iterator[Task], TaskSupply]:
+def _training_tasks(config: RootConfig) -> tuple[Iterator[Task], Iterator[Task]]:
     """Return the tasks that are added at the start, and those that are added as steps need them."""
     tasks = train_tasks(config.data, config.run.seed)
     generated = generated_tasks(config.data, config.run.seed)
-    if config.algorithm.question_choice == "signal":
-        stream = chain(tasks, generated)
-        return iter(()), QuestionChoice(store, stream, groups_per_step, config.run.seed)
     epochs = (epoch for _, epoch in groupby(tasks, attrgetter("epoch")))
     first = chain.from_iterable(islice(epochs, 1))
-    return first, TasksInOrder(chain(chain.from_iterable(epochs), generated))
+    return first, chain(chain.from_iterable(epochs), generated)
 
 
 async def _prepare(

@@ -846,26 +846,6 @@ async def test_questions_join_the_run_as_its_steps_come_to_need_them(
     assert [task.id async for task in store.tasks.find()] == [task.id for task in stream]
 
 
-async def test_questions_that_taught_something_are_chosen(
-    make_config: MakeConfig, store: TrajectoryStore, tmp_path: Path, model_path: Path
-) -> None:
-    path = tmp_path / "questions.jsonl"
-    path.write_text("".join(f'{{"query": "{name}"}}\n' for name in "abcdef"))
-    flags = {"max_staleness": 0, "enable_sampling": "true", "num_generations": 3, "max_steps": 20}
-    flags |= {"train_file": path, "num_train_epochs": 20, "default_scorer": "exact_match"}
-
-    def score(record: Record) -> float:
-        return float(record.traj_id == 0 and record.task_id.endswith(("/line1", "/line2")))
-
-    async with samplers(store, Player(model_path), score):
-        result = await train(make_config(question_choice="signal", **flags))
-    assert result.status == "completed"
-    asked = [task.id.rpartition("/")[2] async for task in store.tasks.find()]
-    assert {*asked} == {f"line{number}" for number in range(1, 7)}
-    # In order, they are a third; questions rest in between, and the oldest are asked again.
-    assert (asked.count("line1") + asked.count("line2")) / len(asked) > 0.4
-
-
 async def test_verified_steps_report_their_error(
     make_config: MakeConfig, store: TrajectoryStore, model_path: Path
 ) -> None:
