@@ -65,7 +65,7 @@ def main() -> None:
     questions = f"{EVALUATED}?size={given.questions}"
     shared = ["--model_name_or_path", given.model, "--eval_env", questions, *further]
     rate = [] if given.learning_rate is None else [f"--learning_rate={given.learning_rate}"]
-    name = f"seed{given.seed}" + ("" if not rate else f"-{given.learning_rate:g}")
+    name = f"seed{given.seed}" + ("" if not rate else f"-{given.learning_rate:g}".replace(".", "_"))
     row: dict[str, Any] = {
         "model": given.model,
         "seed": given.seed,

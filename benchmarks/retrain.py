@@ -76,7 +76,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         questions = (ROOT / "assets/demo/train.jsonl").read_text()
         inverted = questions.replace('"scorer": "exact"', '"scorer": "sometimes_inverted"')
         (folder / "train.jsonl").write_text(inverted)
-        common = ("--seed", str(given.seed), "--save_total_limit", "99")
+        size = ("--max_steps", str(given.steps), "--save_total_limit", "99")
+        common = ("--seed", str(given.seed), *size)
         own = ("--scorer_module", "scorer.py", "--train_file", "train.jsonl")
         held_out = {
             name: demo(folder, name, *common, *more)
@@ -100,10 +101,12 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         "retrain_seconds_with_evaluation": round(seconds, 1),
         "again": {"is_equal": is_equal, "steps": len(again["steps"])},
         "seed": given.seed,
+        "steps": given.steps,
     }
 
 
 if __name__ == "__main__":
     flags = parser(__doc__, "retrain")
     flags.add_argument("--seed", type=int, default=1, help="seed of the runs")
+    flags.add_argument("--steps", type=int, default=50, help="of both runs, more than 20")
     report(flags, measured)
