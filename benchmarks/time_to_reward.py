@@ -14,8 +14,9 @@ clock, the same way for both).
 `wall_ratio` is the mean of our seconds over the mean of TRL's, over the seeds that both have;
 `cpu_ratio` is the same for CPU seconds, which depend less on other work on the machine, and
 `rollouts_ratio` for rollouts, which do not depend on it; `..._median` are the ratios of the medians.
-TRL trains a rollout twice, the best of its trials; our settings are the demo's. A run with
-`--set` is a trial: it is stored under `trials`, not under `runs`.
+Both sides may train a rollout twice; `rewards` are those of the steps with new rollouts. A run with
+`--set` is a trial: it is stored under `trials`, not under `runs`. Each side's settings are the best
+of its trials.
 """
 
 import json
@@ -44,8 +45,8 @@ from agentrl.inference.weight_sync.version_files import version_dir
 
 SIDES = ("ours", "trl")
 SEEDS = (1, 2, 3, 4, 5, 6)
-DEFAULTS = {"eval_strategy": "no"}
-"""In addition to the demo's, whose evaluations the other side does not make."""
+DEFAULTS = {"max_trained_count": 2, "dual_clip": 3}
+"""Our best settings in addition to the demo's; those of the other side are in its script."""
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60
 
