@@ -33,9 +33,9 @@ from agentrl.schema import GroundTruth
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MARK = f"[{re.escape(string.punctuation)}]"
 _PUNCTUATION = re.compile(
-    rf"(?<=\d),(?=\d{{3}}(?!\d))|(?P<meant>(?<=\d){_MARK}(?=\d)|(?<![^\W_])[.-](?=[$£€]?\.?\d)|"
-    rf"(?<=[^\W\d_])[+#]+|(?<=\b[a-z])-(?!\w)|(?<=\b[a-z]{{2}})-(?!\w)|[<>=^])|{_MARK}"
-)
+    rf"(?={_MARK})(?:(?<=\d),(?=\d{{3}}(?!\d))|(?P<meant>(?<=\d){_MARK}(?=\d)|(?<![^\W_])[.-](?=[$£€]?\.?\d)|"
+    rf"(?<=[^\W\d_])[+#]+|(?<=\b[a-z])-(?!\w)|(?<=\b[a-z]{{2}})-(?!\w)|[<>=^])|{_MARK})"
+)  # The mark is looked for first: most characters are none, and need no further try.
 """Punctuation; `meant` is that which carries meaning: within or before a number, or behind a name."""
 _MINUS = "\N{MINUS SIGN}"
 _NOT_IN_NUMBERS = str.maketrans("", "", "$%,")

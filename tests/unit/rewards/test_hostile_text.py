@@ -14,8 +14,8 @@ from support.fuzzing import TryCases
 
 SIZES = (4_000, 32_000)
 """The shorter one first: a reader whose time grows with the cube would take hours for the longer."""
-MAX_SECONDS = 1.0
-"""Processor time for any of them: four times what the slowest takes on a slow machine. A text of this length that takes
+MAX_SECONDS = 0.25
+"""Processor time for any of them: ten times what the slowest takes. A text of this length that takes
 time with its square takes 10**9 steps."""
 
 

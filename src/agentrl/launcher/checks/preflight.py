@@ -313,8 +313,7 @@ async def _check_tools(
     command = config.tools.tool_server_command
     if command is not None:
         check_tool_server_command(command.get_secret_value())
-    if config.data.rounds:
-        check_tools_can_branch(config.tools, tools)
+    check_tools_can_branch(config, tools)
     if tools.servers and config.rollout.enable_sampling:
         before = _children_seconds()
         specs = await probe(tools)

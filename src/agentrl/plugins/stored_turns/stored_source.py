@@ -146,7 +146,7 @@ def check_start(config: RootConfig, gpus: GpuMap, model_path: Path) -> str | Non
     """
     uri = config.data.env or ""
     if uri.startswith(f"{KIND}:"):
-        check_tools_can_branch(config.tools, tools_config(config.tools))
+        check_tools_can_branch(config, tools_config(config.tools), f"--env {uri}")
         origin = StoredUri.parse(uri, "--env").config()
         theirs = resolve_tokenizer(origin.model.model_name_or_path)
         ours = resolve_tokenizer(config.model.model_name_or_path)

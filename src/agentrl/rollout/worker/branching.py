@@ -8,7 +8,7 @@ task with a `StoredStart` brings the turns along.
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.config.sections import ToolsSection
+from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.rollout.branch_rules import BranchingGroup, choose_branch
@@ -74,17 +74,17 @@ def check_can_branch(sampler_class: type[AsyncSampler[Any]], *, is_resumable: bo
         )
 
 
-def check_tools_can_branch(given: ToolsSection, tools: ToolsConfig) -> None:
-    """Refuse tool servers whose state can neither be ignored nor restored in the middle of a rollout."""
-    if given.resumable_tools:
+def check_tools_can_branch(config: RootConfig, tools: ToolsConfig, flag: str = "") -> None:
+    """Refuse tool servers whose state cannot be restored where `flag`, or a tree, starts rollouts."""
+    if not (flag or config.data.rounds) or config.tools.resumable_tools:
         return
     for name, server in tools.selected.items():
         if not (server.resumable or server.per_rollout):
             raise ConfigError(
-                f"tool server {name!r} declares neither `resumable` (it keeps no "
+                f"{flag or '--rollouts tree'}: tool server {name!r} declares neither `resumable` (it keeps no "
                 "state) nor `per_rollout` (its state is rebuilt by repeating a rollout's calls): no "
-                "rollout could start where another one was (--rollouts tree, --env stored); declare one "
-                "of them, or give --resumable_tools true if no server keeps state"
+                "rollout could start where another one was; declare one of them, or give "
+                "--resumable_tools true if no server keeps state"
             )
 
 

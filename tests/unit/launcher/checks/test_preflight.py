@@ -117,11 +117,15 @@ async def test_a_tool_server_whose_state_no_branch_could_restore_is_refused_by_n
         given = json.dumps({"mcpServers": servers})
         return load_config({"rollouts": "tree", "mcp_servers": given, **flags})
 
-    with pytest.raises(ConfigError, match="tool server 'shop' declares neither"):
+    with pytest.raises(ConfigError, match="--rollouts tree: tool server 'shop' declares neither"):
         await _check_tools(config(SERVERS), None)
     allowed = {name: SERVERS[name] for name in ("notes", "web")}
-    for passing in (config(allowed), config(SERVERS, resumable_tools="true")):
-        check_tools_can_branch(passing.tools, tools_config(passing.tools))
+    for passing in (
+        config(allowed),
+        config(SERVERS, resumable_tools="true"),
+        config(SERVERS, rollouts="chains"),
+    ):
+        check_tools_can_branch(passing, tools_config(passing.tools))
 
 
 GROUP_SCORER = """

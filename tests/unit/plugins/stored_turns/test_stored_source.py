@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -16,10 +17,13 @@ from harness.tiny_tokenizer import write_tokenizer
 from support.branch_play import run, turns_of
 from support.play import begin_run, claim, open_play, tool_call
 
+from agentrl.config.loading import load_config
 from agentrl.config.sections import AlgorithmSection, DataSection, RolloutSection
 from agentrl.data import select_group
 from agentrl.datasets.task_stream import eval_tasks, train_tasks
 from agentrl.errors import ConfigError
+from agentrl.launcher.cluster.gpu_placement import GpuMap
+from agentrl.plugins.stored_turns.stored_source import check_start
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler
 from agentrl.rollout.worker.branching import stored_turns
@@ -234,6 +238,13 @@ async def test_mistakes_are_refused_in_one_line(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         await stored(origin, parameters)
+
+
+def test_tools_whose_state_cannot_be_restored_are_refused_by_name(tmp_path: Path) -> None:
+    servers = {"mcpServers": {"shop": {"url": "http://127.0.0.1:9/mcp"}}}
+    config = load_config({"env": "stored:earlier", "mcp_servers": json.dumps(servers)})
+    with pytest.raises(ConfigError, match="--env stored:earlier: tool server 'shop' declares"):
+        check_start(config, GpuMap(), tmp_path)
 
 
 async def test_an_evaluation_is_of_whole_questions(origin: Path) -> None:
