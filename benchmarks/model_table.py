@@ -226,7 +226,7 @@ def engine_and_step(path: Path, seed: int, images: Sequence[ShownImage]) -> tupl
     learner = Learner(settings, Ranks())
     step = build_step([group], policy_version=0, token_budget=10**6)
     learner.forward_backward(step.micro_batches[0])
-    outcome = learner.optim_step()
+    outcome = learner.optim_step(0)
     updated = path.parent / "updated"
     learner.export(updated)
     scheduler.install(read_weights(updated, scheduler.model), "1")

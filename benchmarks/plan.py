@@ -151,18 +151,18 @@ def measure(case: Case, path: Path, ranks: Ranks) -> dict[str, int]:
     learner = Learner(settings(case, path), ranks)
     batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
     learner.forward_backward([batch] * ranks.shape.pp)
-    learner.optim_step()
+    learner.optim_step(0)
     if ranks.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         learner.forward_backward([batch] * 2)
-        learner.optim_step()
+        learner.optim_step(0)
         return {
             "measured": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),
         }
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset VmHWM
     learner.forward_backward([batch] * 2 * ranks.shape.pp)
-    learner.optim_step()
+    learner.optim_step(0)
     return {"measured": resident("VmHWM") - empty}
 
 

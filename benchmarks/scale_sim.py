@@ -250,7 +250,7 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
         total.first_step_seconds = total.first_step_seconds or read
         running = sum(server.num_running for server in SimClient.servers.values())
         total.most_running = max(total.most_running, running)
-        consumed += len(found.new_groups)
+        consumed += len(found.groups)
         for group in found.groups:
             trained = {turn.record_id for turn in group.turns}
             if is_counted:

@@ -31,8 +31,8 @@ def note_steps(journal: Journal) -> None:
         step.update(step=number, records=sorted(records))
         return found
 
-    async def optim_step(self: WorkerGroup) -> StepOutcome:
-        outcome = await make(self)
+    async def optim_step(self: WorkerGroup, num_done: int) -> StepOutcome:
+        outcome = await make(self, num_done)
         journal.write("step", **step)
         return outcome
 

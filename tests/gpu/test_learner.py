@@ -40,9 +40,9 @@ def learner(path: Path, dtype: str, model: dict[str, Any] | None = None, **flags
 def steps(learner: Learner, count: int, num_chunks: int = 1) -> list[StepOutcome]:
     batch = filled_row(NUM_TOKENS, NUM_TOKENS, num_chunks=num_chunks)
     outcomes = []
-    for _ in range(count):
+    for number in range(count):
         learner.forward_backward([batch, batch])
-        outcomes.append(learner.optim_step())
+        outcomes.append(learner.optim_step(number))
     return outcomes
 
 

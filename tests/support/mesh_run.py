@@ -120,7 +120,7 @@ def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
         batch = step_batch(number, ranks.shape.dp_size, routed=case.routed, vision=vision)
         shares = batch.micro_batches
         learner.forward_backward(ranks.scatter(shares if ranks.is_main else None))
-        outcomes.append(learner.optim_step())
+        outcomes.append(learner.optim_step(number))
     return {
         "losses": torch.tensor([outcome.loss for outcome in outcomes]),
         "grad_norms": torch.tensor([outcome.grad_norm for outcome in outcomes]),

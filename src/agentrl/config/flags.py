@@ -163,7 +163,7 @@ ORIGINAL = (
     *("tool_call_parser", "beta1", "beta2", "importance_weight_cap_ratio", "strict_in_bound"),
     *("out_of_date_decay", "adv_scaling", "balance_sample", "min_turns"),
     *("reserve_context_error_count", "efficient_rewarding", "max_trained_count"),
-    *("retrained_interval", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps"),
     *("weight_decay", "optim_args", "max_grad_norm", "loss_seq_chunk_size", "log_entropy"),
     *("activation_offloading", "save_total_limit", "full_determinism", "save_only_model"),
     *("logging_steps", "eval_steps", "preferred_sampling_params", "token_level_loss"),
@@ -269,5 +269,6 @@ ONE_VALUE = {
         "--run_name and --output_dir; --fresh starts over, and the checkpoint of another run can "
         "be given as --model_name_or_path",
     ),
+    "retrained_interval": ("1", "the uses of a record (--max_trained_count) are all in one step"),
 }
 """Flags of the original AgentRL with one possible value -> that value, and why no other is."""

@@ -75,14 +75,6 @@ class Control(Value):
         """Return the oldest version whose samples optimizer step `step` (from 1) may train on."""
         return max(0, step - 1 - self.max_staleness)
 
-    def steps_ahead(self, max_trained_count: int) -> int:
-        """Return for how many steps at most, the current one included, samplers may supply groups.
-
-        They supply what (max_staleness + 1) steps consume, with each group lasting for
-        `max_trained_count` steps; at least one step's worth, or nothing would be trained.
-        """
-        return max(1, (self.max_staleness + 1) // max_trained_count)
-
     def sampling(self) -> dict[str, float | int]:
         """Return the sampling parameters that are set, by their names in `SamplingParams`."""
         values = {name: getattr(self, name) for name in _SAMPLING_CONTROLS}

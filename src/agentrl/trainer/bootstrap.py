@@ -268,9 +268,13 @@ class WorkerGroup:
         """
         return await self._on_all_ranks(Learner.problem_of_functions, config=config)
 
-    async def optim_step(self) -> StepOutcome:
-        """Make one optimizer step with the gradients since the last one."""
-        return await self._on_all_ranks(Learner.optim_step)
+    async def optim_step(self, num_done: int) -> StepOutcome:
+        """Update the weights with the gradients since the last update.
+
+        Args:
+            num_done: steps done so far.
+        """
+        return await self._on_all_ranks(Learner.optim_step, num_done=num_done)
 
     async def check_merge(self, merged: Shares, separate: Shares) -> MergeCheck:
         """Compare the gradients of two packings of one step.

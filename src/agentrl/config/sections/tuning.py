@@ -233,10 +233,8 @@ class AlgorithmTuning(ConfigSection):
     """`drop`: train on the groups that are complete, and drop records beyond max_staleness; `wait`:
     train on groups in their order; steps wait for the slowest group, and no record becomes too
     old."""
-    max_trained_count: int = Field(default=1, ge=1)
-    """Maximum number of optimizer steps that use a record."""
-    retrained_interval: int = Field(default=1, ge=1)
-    """Minimum number of steps between two uses of a record."""
+    max_trained_count: int = Field(default=1, ge=1, le=100)
+    """Number of times that a step updates the weights with its batch."""
 
 
 class TrainerTuning(ConfigSection):

@@ -74,18 +74,6 @@ def teacher_contradictions(config: RootConfig) -> Iterator[str]:
         yield f"reinforce_plus_plus normalizes one advantage a turn; {flag} gives each token its own"
 
 
-def freshness_contradictions(config: RootConfig) -> Iterator[str]:
-    """Yield problems in the flags that set how old samples may be."""
-    algorithm = config.algorithm
-    if algorithm.max_trained_count > 1 and algorithm.max_staleness < algorithm.retrained_interval:
-        yield (
-            f"--max_trained_count {algorithm.max_trained_count} cannot use a record twice: "
-            f"--retrained_interval {algorithm.retrained_interval} exceeds --max_staleness "
-            f"{algorithm.max_staleness}; give --max_staleness {algorithm.retrained_interval} or "
-            "more"
-        )
-
-
 def schedule_contradictions(trainer: TrainerSection) -> Iterator[str]:
     """Yield a flag of the learning rate that a user's own schedule replaces."""
     if is_reference(trainer.lr_scheduler_type) and trainer.warmup_steps:

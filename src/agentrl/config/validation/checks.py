@@ -25,7 +25,6 @@ from agentrl.config.sections import (
     ToolsSection,
 )
 from agentrl.config.validation.algorithm_checks import (
-    freshness_contradictions,
     loss_contradictions,
     schedule_contradictions,
     teacher_contradictions,
@@ -164,7 +163,6 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     is_started = tools.tool_server_url is not None
     if missing and tools.tool_server_command is not None and not is_started:
         yield f"--tool_server_env: the environment variable {missing[0]} is not set"
-    yield from freshness_contradictions(config)
     yield from teacher_contradictions(config)
     if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"

@@ -129,7 +129,7 @@ def rehearse(
         learner = _MeasuredLearner(replace(settings, trainer=plain), ranks)
         sizes = learner.begin(memory)
         learner.forward_backward([batch] * (1 if shape.pp == 1 else _BATCHES_PER_STAGE * shape.pp))
-        learner.optim_step()
+        learner.optim_step(0)
         return StepMemory(
             **sizes,
             passes=learner.peaks["cpu"],

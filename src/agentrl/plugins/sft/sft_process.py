@@ -237,7 +237,7 @@ class _SftLoop:
         seconds: dict[str, float] = {}
         batch = await self._batch(examples, by_token=self._by_token)
         await self._group.forward_backward(batch.micro_batches)
-        outcome = await self._group.optim_step()
+        outcome = await self._group.optim_step(step - 1)
         check_finite(self._history, step, outcome, self._session.output_path)
         for phase, spent in outcome.seconds.items():
             self._history.add_seconds(phase, spent, seconds)

@@ -6,7 +6,6 @@ crash, `recover` restores the ledger exactly to its state at the last checkpoint
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
 
 from pymongo import ReplaceOne
 
@@ -15,7 +14,6 @@ from agentrl.schema import DBRecordData, LedgerStatus, Split, TurnTraining
 from agentrl.schema.ledger_origin import LEFT_OUT, Retrain
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
-from agentrl.store.documents.expressions import literal
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER, TrainerLeaseRepository
 from agentrl.store.repositories.turns import TurnRepository
 
@@ -38,25 +36,15 @@ class LedgerRepository(Repository):
         split: Split = "train",
         limit: int,
         hydrate: bool = True,
-        max_trained_count: int = 1,
-        retrained_interval: int = 1,
-        oldest_version: int = 0,
         step: int = 0,
     ) -> list[list[DBRecordData]]:
         """Return complete groups that may be trained, in their order, each by `traj_id`.
-
-        A record may be trained again as soon as a later step reads, whether or not a checkpoint
-        contains its last training.
 
         Args:
             consumer: name of the trainer.
             split: which split to read.
             limit: most groups to return.
             hydrate: fill in `turns` (one query per collection, regardless of the limit).
-            max_trained_count: how often a record may be trained.
-            retrained_interval: steps between two trainings of a record.
-            oldest_version: leave out records to be trained again that have a turn of an older
-                version. Records that were never trained are returned in any case.
             step: the step that will train on the groups.
 
         Returns:
@@ -67,12 +55,6 @@ class LedgerRepository(Repository):
         # Groups of a lost step go to the step that is made again in its place.
         of_lost_step = {**_ready(consumer), f"ledger.{consumer}.step": step}
         again = await self._candidate_tasks(of_lost_step, split, limit) if step else {}
-        if max_trained_count > 1:
-            last_step = step - retrained_interval
-            for condition in _trained_before(
-                consumer, max_trained_count, last_step, oldest_version
-            ):
-                task_ids |= await self._candidate_tasks(condition, split, limit)
         task_ids |= again
         chosen = sorted(task_ids, key=lambda one: (one not in again, task_ids[one], one))[:limit]
         return await self._read_groups(chosen, hydrate)
@@ -116,40 +98,29 @@ class LedgerRepository(Repository):
         ]
 
     @operation("reserve records")
-    async def reserve(
-        self, consumer: str, record_ids: Sequence[str], step: int, *, max_trained_count: int = 1
-    ) -> None:
+    async def reserve(self, consumer: str, record_ids: Sequence[str], step: int) -> None:
         """Reserve records for optimizer step `step` (from 1).
 
         Args:
             consumer: name of the trainer.
-            record_ids: ready records, and records that earlier steps trained.
+            record_ids: ready records.
             step: the step that will train on them.
-            max_trained_count: how often a record may be trained; above 1, a record that an earlier
-                step reserved counts as trained by that step.
 
         Raises:
-            StoreError: a record is dropped, reserved for another step without a training left, or
-                trained at this step or a later one.
+            StoreError: a record is dropped, trained, or reserved for another step.
             LeaseLost: another trainer took over.
         """
         await self._leases.check(consumer)
         field = f"ledger.{consumer}"
         # Reserving again for the same step is allowed, because an operation is repeated if its reply
-        # is lost. A record reserved for another step would be trained more often than it may.
+        # is lost.
         reservable = [
             {f"{field}.status": None},
             {f"{field}.status": "reserved", f"{field}.step": step},
-            {f"{field}.status": "trained", f"{field}.step": {"$lt": step}},
-            {
-                f"{field}.status": "reserved",
-                f"{field}.step": {"$lt": step},
-                f"{field}.trained_count": {"$lt": max_trained_count - 1},
-            },
         ]
         result = await self._db.record_data.update_many(
             {"_id": {"$in": list(record_ids)}, "$or": reservable},
-            [{"$set": {field: _entry(consumer, "reserved", step)}}],
+            {"$set": {field: _entry("reserved", step)}},
         )
         if result.matched_count != len(set(record_ids)):
             refused = len(set(record_ids)) - result.matched_count
@@ -161,11 +132,11 @@ class LedgerRepository(Repository):
     async def drop(
         self, consumer: str, record_ids: Sequence[str], step: int, reasons: Mapping[str, str] | str
     ) -> None:
-        """Drop records at step `step`: they are consumed without being trained (again).
+        """Drop records at step `step`: they are consumed without being trained.
 
         Args:
             consumer: name of the trainer.
-            record_ids: ready, reserved or trained records.
+            record_ids: ready records.
             step: the step that drops them; recovery to an earlier step makes them ready again.
             reasons: one reason for all, or one per record id.
 
@@ -179,8 +150,8 @@ class LedgerRepository(Repository):
         field = f"ledger.{consumer}"
         for reason, ids in by_reason.items():
             await self._db.record_data.update_many(
-                {"_id": {"$in": ids}, f"{field}.status": {"$ne": "dropped"}},
-                [{"$set": {field: _entry(consumer, "dropped", step, encode(reason))}}],
+                {"_id": {"$in": ids}, f"{field}.status": None},
+                {"$set": {field: _entry("dropped", step, encode(reason))}},
             )
 
     @operation("commit the ledger")
@@ -404,50 +375,11 @@ def _ready(consumer: str) -> Document:
     return {f"ledger.{consumer}.status": None}
 
 
-def _trained_before(
-    consumer: str, max_trained_count: int, last_step: int, oldest_version: int
-) -> list[Document]:
-    """Return the conditions of records that may be trained again.
-
-    A step trains only on versions that exist when it begins. The bound on versions therefore bounds
-    the steps as well, so that their index skips the run's past.
-    """
-    field = f"ledger.{consumer}"
-    retrainable: Document = {
-        f"{field}.step": {"$gt": oldest_version, "$lte": last_step},
-        "min_version": {"$not": {"$lt": oldest_version}},
-    }
-    # A reserved record was trained once more than its count shows; the commit raises the count.
-    return [
-        {f"{field}.status": status, f"{field}.trained_count": {"$lt": times}, **retrainable}
-        for status, times in (("trained", max_trained_count), ("reserved", max_trained_count - 1))
-    ]
-
-
-def _entry(consumer: str, status: str, step: int, reason: str | None = None) -> Document:
-    """Return the expression of a ledger entry that keeps the history of trainings.
-
-    A record that is taken again before the checkpoint of the step that reserved it counts as trained
-    by that step; if the checkpoint is never written, recovery undoes both.
-    """
-    field = f"$ledger.{consumer}"
-    before: Document = {
-        "$cond": [
-            {
-                "$and": [
-                    {"$eq": [f"{field}.status", "reserved"]},
-                    {"$lt": [f"{field}.step", step]},
-                ]
-            },
-            [f"{field}.step"],
-            [],
-        ]
-    }
-    history: Any = {"$concatArrays": [{"$ifNull": [f"{field}.trained_at", []]}, before]}
+def _entry(status: str, step: int, reason: str | None = None) -> Document:
     return {
         "status": status,
         "step": step,
-        "trained_at": history,
-        "trained_count": {"$size": history},
-        "reason": literal(reason),
+        "trained_at": [],
+        "trained_count": 0,
+        "reason": reason,
     }

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ _WRAPPER_PREFIX = "model."
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """The result of one optimizer step; means are over all target tokens of the step."""
+    """The result of an optimizer step; means are over all target tokens of the step."""
 
     loss: float
     grad_norm: float
@@ -66,7 +66,7 @@ class StepOutcome:
     trace: TargetTrace
     """Token by token; complete on rank 0 only."""
     flops: float
-    """Floating-point operations of all ranks' forward and backward passes."""
+    """Floating-point operations of all ranks' forward and backward passes, over all updates."""
     peak_tflops: float | None
     """Dense bfloat16 peak of one device in TFLOP/s, if known."""
     entropy: float | None
@@ -76,13 +76,27 @@ class StepOutcome:
     kl: float | None
     """Mean KL estimate against the reference model, if there is one."""
     seconds: dict[str, float]
-    """Wall time of `forward_backward` and `optimizer` on this rank."""
+    """Wall time of `forward_backward` and `optimizer` on this rank, over all updates of the step."""
     loss_metrics: dict[str, float]
     """Means of the figures that the user's loss returned; complete on rank 0 only."""
     ratios: TurnRatios
     """Turn by turn; complete on rank 0 only."""
     skipped: str | None = None
     """Reason why the weights were not updated: `non_finite_loss` or `non_finite_gradient`."""
+    num_updates: int = 1
+    """Updates of the step so far; figures without another word are those of the last one."""
+
+    def after(self, earlier: "StepOutcome | None") -> "StepOutcome":
+        """Return the outcome of a step whose earlier updates had another one."""
+        if earlier is None:
+            return self
+        spent = {name: earlier.seconds[name] + value for name, value in self.seconds.items()}
+        return replace(
+            self,
+            flops=earlier.flops + self.flops,
+            seconds=spent,
+            num_updates=earlier.num_updates + 1,
+        )
 
 
 class TargetScores(NamedTuple):
@@ -130,7 +144,6 @@ class Learner:
         self._optimizer = make_optimizer(trained, trainer, ranks.device)
         self._host_memory = HostMemory()
         self._writer = StateWriter(ranks)
-        self._num_done = 0
         self._gathered = _Gathered()
         self._random_before = torch.get_rng_state()
         self.is_abandoned = threading.Event()
@@ -183,16 +196,19 @@ class Learner:
         """Return the first mistake of the user's functions on any rank (collective)."""
         return problem_of_functions(config, self._ranks)
 
-    def optim_step(self) -> StepOutcome:
-        """Make one optimizer step with the gradients since the last one (collective).
+    def optim_step(self, num_done: int) -> StepOutcome:
+        """Update the weights with the gradients since the last update (collective).
 
         If the loss or the gradient is not finite, the model stays unchanged.
+
+        Args:
+            num_done: steps done so far, which determine the learning rate.
         """
         started = time.monotonic()
         gathered, self._gathered = self._gathered, _Gathered()
         totals = gathered.totals
         grad_norm = self._passes.clip_gradients(self._trainer.max_grad_norm)
-        rate = learning_rate(self._trainer, self._num_done)
+        rate = learning_rate(self._trainer, num_done)
         # Loss and norm are sums over all ranks, so all ranks make the same decision.
         skipped = None
         if not math.isfinite(totals.loss):
@@ -203,7 +219,6 @@ class Learner:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             self._optimizer.step()
-        self._num_done += 1
         self._optimizer.zero_grad(set_to_none=True)
         count = max(totals.num_targets, 1.0)
         trace = TargetTrace.joined(self._ranks.gather_dp(TargetTrace.joined(gathered.traces)))
@@ -359,7 +374,6 @@ class Learner:
         optimizer = get_optimizer_state_dict(self._policy, self._optimizer)
         optimizer["state"] = state["optimizer"]["state"]
         set_optimizer_state_dict(self._policy, self._optimizer, optimizer)
-        self._num_done = int(state["num_done"])
         torch.set_rng_state(state["torch_random"])
 
     @property
@@ -371,7 +385,6 @@ class Learner:
         optimizer = get_optimizer_state_dict(self._policy, self._optimizer)
         state: dict[str, Any] = {
             "optimizer": {"state": optimizer["state"]},
-            "num_done": torch.tensor(self._num_done),
             "torch_random": torch.get_rng_state(),
         }
         if self._rounds_exports:

@@ -50,7 +50,7 @@ def _speeds(stats: StepStats, outcome: StepOutcome, *, num_ranks: int) -> dict[s
     peak = outcome.peak_tflops
     tflops = ratio(outcome.flops / 1e12, seconds * num_ranks)
     return {
-        "tokens_per_second": ratio(stats.tokens_packed, seconds),
+        "tokens_per_second": ratio(stats.tokens_packed * outcome.num_updates, seconds),
         "tflops": tflops,
         "mfu": None if tflops is None or peak is None else tflops / peak,
     }

@@ -53,7 +53,6 @@ STEP_FLAGS = {
 } - {
     *Control.model_fields,
     *("reference_model", "staleness_policy"),
-    *("max_trained_count", "retrained_interval"),
 }
 """Flags that determine a step, given its records, none of them editable while a run continues. The
 mesh and paths are those of this start."""
@@ -232,8 +231,11 @@ async def _replay_step(
     )
     # Another release may have chosen another way.
     batch = built_step(build, recorded.merge or config.trainer.merge)
-    await group.forward_backward(batch.micro_batches)
-    outcome = await group.optim_step()
+    outcome = None
+    for _ in range(config.algorithm.max_trained_count):
+        await group.forward_backward(batch.micro_batches)
+        outcome = (await group.optim_step(step - 1)).after(outcome)
+    assert outcome is not None
     differences += [
         *_figure_differences(recorded, outcome),
         *_turn_differences(trainings, batch, outcome),

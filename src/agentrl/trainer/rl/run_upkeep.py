@@ -99,8 +99,6 @@ async def _last_expiring_step(store: TrajectoryStore, config: RootConfig) -> int
     bounds = [min(saved)]
     if config.store.retain_steps is not None:
         bounds.append(max(saved) - config.store.retain_steps)
-    if config.algorithm.max_trained_count > 1:
-        bounds.append(run.control.oldest_version(max(saved) + 1))
     return min(bounds)
 
 

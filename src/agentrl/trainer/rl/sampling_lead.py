@@ -31,10 +31,10 @@ class Admission:
     lead: float = math.inf
     """Groups beyond those of the step that may be claimed, if the freshness bound allows it."""
 
-    def bound(self, max_steps: int, max_trained_count: int) -> int:
+    def bound(self, max_steps: int) -> int:
         """Return the number of groups that samplers may have claimed by now."""
         per_step = self.control.groups_per_step
-        num_steps = min(self.control.steps_ahead(max_trained_count), max_steps - self.step + 1)
+        num_steps = min(self.control.max_staleness + 1, max_steps - self.step + 1)
         return self.groups_consumed + int(min(max(0, num_steps) * per_step, per_step + self.lead))
 
 

@@ -31,7 +31,6 @@ from agentrl.schema import (
     Control,
     DBRecordData,
     DispatchedSamplingTask,
-    LedgerEntry,
     score_of,
 )
 from agentrl.schema.lost_versions import LostVersions, counted_in_steps
@@ -77,11 +76,9 @@ class StepGroups:
     turn_ids: Set[str] | None = None
     """The turns that may be trained on; None: all that are selected."""
     groups: list[SelectedGroup] = field(default_factory=list)
-    """All groups of the step in reading order, including unusable ones and ones trained before."""
-    new_groups: list[SelectedGroup] = field(default_factory=list)
-    """Those that no earlier step consumed, which the figures of sampling cover."""
+    """All groups of the step in reading order, including unusable ones."""
     records: list[ReadRecord] = field(default_factory=list)
-    """Of the new groups."""
+    """Of the groups."""
     ages: list[int | None] = field(default_factory=list)
     """How many policy versions each record to train lags behind the step's initial version, if known."""
     dropped: Counter[str] = field(default_factory=Counter)
@@ -99,9 +96,9 @@ class StepGroups:
         return [group for group in self.groups if group.usable]
 
     @property
-    def num_new_unusable(self) -> int:
-        """New groups that were dropped as a whole; samplers may replace them at once."""
-        return sum(not group.usable for group in self.new_groups)
+    def num_unusable(self) -> int:
+        """Groups that were dropped as a whole; samplers may replace them at once."""
+        return sum(not group.usable for group in self.groups)
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -290,7 +287,7 @@ class GroupReader:
         # `follow_control` may call concurrently. The bound is computed under the lock, so the last
         # write has the newest bound.
         async with self._admission_lock:
-            bound = self._admission.bound(self._max_steps, self._algorithm.max_trained_count)
+            bound = self._admission.bound(self._max_steps)
             await self._store.runs.set_admission(bound)
             if self._feed is not None:
                 # One step ahead, so that tasks exist before samplers are admitted to them.
@@ -319,18 +316,15 @@ class GroupReader:
             ready = await self._store.ledger.ready_groups(
                 self._consumer,
                 limit=current.groups_per_step - num_usable,
-                max_trained_count=algorithm.max_trained_count,
-                retrained_interval=algorithm.retrained_interval,
-                oldest_version=current.oldest_version(step),
                 step=step,
             )
             complete, ready = ready, self._consumable(ready, first_open)
             collected.teacher_wait_seconds += self._wait.look(complete, len(ready))
-            unusable_before = collected.num_new_unusable
+            unusable_before = collected.num_unusable
             for records in ready:
                 num_usable += await self._add_group(records, collected, algorithm)
-            if collected.num_new_unusable > unusable_before:
-                await self.admit(groups_consumed + collected.num_new_unusable, step)
+            if collected.num_unusable > unusable_before:
+                await self.admit(groups_consumed + collected.num_unusable, step)
             if ready:
                 reported_at = time.monotonic()
                 continue
@@ -344,17 +338,17 @@ class GroupReader:
             if time.monotonic() - reported_at > _REPORT_SECONDS:
                 reported_at = time.monotonic()
                 await self._report_wait(step, num_usable, current.groups_per_step)
-        if collected.new_groups:
+        if collected.groups:
             await self._follow_lead(collected)
         return collected
 
     async def _follow_lead(self, read: StepGroups) -> None:
         """Let samplers run as far ahead, from the next admission on, as this step needed."""
         per_step = self.control.groups_per_step
-        most = self.control.steps_ahead(self._algorithm.max_trained_count) - 1
+        most = self.control.max_staleness
         if most:
             self._lead.note(
-                num_taken=len(read.new_groups),
+                num_taken=len(read.groups),
                 num_left=await self._store.ledger.num_ready_groups(self._consumer),
                 waited_seconds=read.waited_seconds,
                 groups_per_step=per_step,
@@ -403,7 +397,7 @@ class GroupReader:
         eligible = {
             record_id
             for record_id, entry in entries.items()
-            if entry is None or _may_be_trained(entry, collected.step, algorithm.max_trained_count)
+            if entry is None or entry.status == "ready"
         }
         images = await self._images.book(turn for record in records for turn in record.turns)
         group = select_group(
@@ -415,21 +409,14 @@ class GroupReader:
         kept = {turn.record_id for turn in group.turns}
         dropped = {r: reason for r, reason in group.dropped_records.items() if r in eligible}
         if kept:
-            await self._store.ledger.reserve(
-                self._consumer,
-                sorted(kept),
-                collected.step,
-                max_trained_count=algorithm.max_trained_count,
-            )
+            await self._store.ledger.reserve(self._consumer, sorted(kept), collected.step)
         if dropped:
             await self._store.ledger.drop(self._consumer, sorted(dropped), collected.step, dropped)
         collected.groups.append(group)
         collected.dropped.update(dropped.values())
         oldest = [record.min_version for record in records if record.record_id in kept]
         collected.ages += [None if one is None else max(0, version - one) for one in oldest]
-        if all(entry is None or entry.status == "ready" for entry in entries.values()):
-            collected.new_groups.append(group)
-            collected.records += map(ReadRecord.of, records)
+        collected.records += map(ReadRecord.of, records)
         return group.usable
 
     async def _is_exhausted(self) -> bool:
@@ -479,16 +466,8 @@ def scored_by(scorer: str | None, records: Sequence[DBRecordData]) -> list[DBRec
     return group
 
 
-def _may_be_trained(entry: LedgerEntry, step: int, max_trained_count: int) -> bool:
-    if entry.status == "reserved" and entry.step is not None and entry.step < step:
-        return entry.trained_count < max_trained_count - 1  # its step is not counted yet
-    if entry.status == "trained":
-        return entry.trained_count < max_trained_count
-    return entry.status == "ready"
-
-
 def _restricted_to(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
-    """Remove the turns of records that earlier steps dropped or trained as often as allowed."""
+    """Remove the turns of records that earlier steps dropped or trained."""
     if record_ids.issuperset(group.record_ids):
         return group
     return replace(

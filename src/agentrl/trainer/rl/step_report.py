@@ -51,7 +51,7 @@ def step_metrics(
     """
     is_applied = outcome.skipped is None
     records = step_groups.records
-    copied = sum(group.num_inherited_tokens for group in step_groups.new_groups)
+    copied = sum(group.num_inherited_tokens for group in step_groups.groups)
     num_sampled = sum(record.num_sampled for record in records) - copied
     num_dropped = int(outcome.ratios.num_dropped.sum() + outcome.ratios.num_masked.sum())
     return StepMetrics(
@@ -78,7 +78,7 @@ def step_metrics(
         },
         seconds=seconds,
         branched_records=Counter(record.rule for record in records if record.rule is not None),
-        **_reward_figures(step_groups.new_groups),
+        **_reward_figures(step_groups.groups),
         **_credit_figures(step_groups.groups),
         branch_reuse=ratio(num_sampled + copied, num_sampled)
         if any(group.has_branches for group in step_groups.groups)

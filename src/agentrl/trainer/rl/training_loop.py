@@ -95,6 +95,10 @@ async def train_steps(run: "TrainingRun") -> None:
         if not await run.finished_gradients(batch):
             return
         await run.learner.optim_step()
+        # A signal lets the step end: its first update cannot be taken back.
+        for _ in range(1, run.updates_per_step):
+            await run.learner.forward_backward(batch)
+            await run.learner.optim_step()
         if run.is_commit_due:
             await run.commit()
         await run.publish()
@@ -144,7 +148,9 @@ class RunLearner:
         self._current = config
         self._store = store
         self.outcome: StepOutcome | None = None
-        """Of the last `optim_step` since the last `publish`."""
+        """Of the updates since the last `publish`."""
+        self.num_done = session.history.last_step
+        """Steps before the one in progress, which determine the learning rate."""
         self._has_gradients = False
 
     async def forward_backward(
@@ -172,11 +178,16 @@ class RunLearner:
         return await self._session.group.forward_backward(batch.micro_batches, algorithm)
 
     async def optim_step(self) -> StepOutcome:
-        """Apply the gradients since the last call; the learning rate is that of `--learning_rate`."""
+        """Apply the gradients since the last call, with the learning rate of the run's step.
+
+        Returns:
+            The outcome of the step's updates so far.
+        """
         if not self._has_gradients:
             raise TrainingError("no gradients: await forward_backward(batch) before optim_step()")
         self._has_gradients = False
-        self.outcome = await self._session.group.optim_step()
+        outcome = await self._session.group.optim_step(self.num_done)
+        self.outcome = outcome.after(self.outcome)
         return self.outcome
 
     async def _checked(self, config: RootConfig) -> AlgorithmSection:
@@ -245,6 +256,11 @@ class TrainingRun:
         return self._history.last_step
 
     @property
+    def updates_per_step(self) -> int:
+        """Times that a step updates the weights with its batch: `--max_trained_count`."""
+        return self._config.algorithm.max_trained_count
+
+    @property
     def output_path(self) -> Path:
         """Directory of the run's output."""
         return self._session.output_path
@@ -263,10 +279,11 @@ class TrainingRun:
             if groups.end == "stopped" or not groups.usable:
                 # Records reserved for an abandoned step are released by the next recovery.
                 if groups.end == "data_ended":
-                    self._history.groups_consumed += len(groups.new_groups)
+                    self._history.groups_consumed += len(groups.groups)
                     self._history.add_tail(groups.dropped)
                 return
             self._groups = groups
+            self.learner.num_done = groups.step - 1
             yield groups
             if self._metrics is not None or self.step < groups.step:
                 raise TrainingError(
@@ -375,7 +392,7 @@ class TrainingRun:
             )
         for phase, spent in outcome.seconds.items():
             self._history.add_seconds(phase, spent, self._seconds)
-        self._history.groups_consumed += len(groups.new_groups)
+        self._history.groups_consumed += len(groups.groups)
         self._metrics = step_metrics(
             groups,
             batch.stats,

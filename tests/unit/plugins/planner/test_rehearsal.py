@@ -112,7 +112,7 @@ def places_of_a_step(path: Path, **flags: Any) -> dict[str, int]:
         learner = Learner(settings, MetaRank(0, 1, shape=MeshShape()))
         reads.found.clear()
         learner.forward_backward([batch])
-        learner.optim_step()
+        learner.optim_step(0)
     return dict(reads.found)
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.stored import claim, fill, make_task, num_consumed, play
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
-from agentrl.schema import Control, DBRecordData, LedgerEntry, Run
+from agentrl.schema import DBRecordData, LedgerEntry, Run
 from agentrl.store import TrajectoryStore
 
 NAME = "trainer"
@@ -127,100 +127,6 @@ async def test_going_back_to_an_older_checkpoint_takes_commits_back(
     assert await num_consumed(store, NAME) == 0
 
 
-async def test_records_may_be_trained_again_within_their_limits(store: TrajectoryStore) -> None:
-    record_ids = await fill(store, 1)
-
-    async def ready(step: int, times: int, interval: int) -> bool:
-        groups = await store.ledger.ready_groups(
-            NAME, limit=5, step=step, max_trained_count=times, retrained_interval=interval
-        )
-        return ids(groups) == record_ids
-
-    await store.ledger.reserve(NAME, record_ids, 1)
-    await store.ledger.commit(NAME, 1)
-    assert not await ready(2, 1, 1)
-    assert await ready(2, 2, 1)
-    assert not await ready(3, 2, 3)
-    assert await ready(4, 2, 3)
-    await store.ledger.reserve(NAME, record_ids, 4)
-    await store.ledger.recover(NAME, 3)
-    assert await standing(store) == [("trained", 1, (1,))] * 2
-    await store.ledger.reserve(NAME, record_ids, 4)
-    await store.ledger.commit(NAME, 4)
-    assert await standing(store) == [("trained", 4, (1, 4))] * 2
-    assert not await ready(9, 2, 1)
-    await store.ledger.recover(NAME, 2)
-    assert await standing(store) == [("trained", 1, (1,))] * 2
-
-
-async def test_a_record_is_trained_again_before_a_checkpoint_contains_its_first_training(
-    store: TrajectoryStore,
-) -> None:
-    record_ids = await fill(store, 1)
-
-    async def ready(step: int, times: int = 2) -> bool:
-        return bool(
-            await store.ledger.ready_groups(NAME, limit=5, step=step, max_trained_count=times)
-        )
-
-    await store.ledger.reserve(NAME, record_ids, 1)
-    assert not await ready(1)
-    assert not await ready(2, times=1)
-    assert await ready(2)
-    for _ in range(2):  # a repeated request changes nothing
-        await store.ledger.reserve(NAME, record_ids, 2, max_trained_count=2)
-        assert await standing(store) == [("reserved", 2, (1,))] * 2
-    assert not await ready(3)
-    assert await ready(3, times=3)
-    with pytest.raises(StoreError, match="2 of 2 records cannot be reserved for step 3"):
-        await store.ledger.reserve(NAME, record_ids, 3, max_trained_count=2)
-    await store.ledger.commit(NAME, 1)
-    assert await standing(store) == [("reserved", 2, (1,))] * 2
-    await store.ledger.commit(NAME, 2)
-    assert await standing(store) == [("trained", 2, (1, 2))] * 2
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "expected"),
-    [(0, READY), (1, ("trained", 1, (1,))), (2, ("trained", 2, (1, 2)))],
-)
-async def test_a_crash_after_two_steps_on_the_same_records_returns_to_the_checkpoint(
-    store: TrajectoryStore, checkpoint: int, expected: tuple[str, int | None, tuple[int, ...]]
-) -> None:
-    record_ids = await fill(store, 1)
-    await store.ledger.reserve(NAME, record_ids, 1)
-    await store.ledger.reserve(NAME, record_ids, 2, max_trained_count=2)
-    await store.ledger.recover(NAME, checkpoint)
-    assert await standing(store) == [expected] * 2
-
-
-async def test_a_record_that_is_dropped_after_a_training_keeps_it(store: TrajectoryStore) -> None:
-    record_ids = await fill(store, 1)
-    await store.ledger.reserve(NAME, record_ids, 1)
-    await store.ledger.drop(NAME, record_ids, 2, "stale")
-    assert await standing(store) == [("dropped", 2, (1,))] * 2
-    await store.ledger.recover(NAME, 1)
-    assert await standing(store) == [("trained", 1, (1,))] * 2
-
-
-async def test_a_record_that_became_too_old_is_not_read_again(store: TrajectoryStore) -> None:
-    record_ids = await fill(store, 1)  # turns of version 0
-
-    async def ready(step: int, max_staleness: int) -> bool:
-        oldest_version = Control(max_staleness=max_staleness).oldest_version(step)
-        groups = await store.ledger.ready_groups(
-            NAME, limit=5, step=step, max_trained_count=2, oldest_version=oldest_version
-        )
-        return ids(groups) == record_ids
-
-    assert await ready(9, 0)  # never trained: the reader drops and counts it
-    await store.ledger.reserve(NAME, record_ids, 1)
-    assert not await ready(2, 0)
-    assert await ready(2, 1)
-    assert not await ready(3, 1)
-    assert await ready(3, 2)
-
-
 async def test_what_was_dropped_or_trained_cannot_be_reserved_again(
     store: TrajectoryStore,
 ) -> None:
@@ -322,9 +228,7 @@ async def _replay(uri: str, history: list[Step]) -> None:
                 await store.ledger.recover(NAME, checkpoint)
                 del expected[checkpoint + 1 :]
             else:
-                groups = await store.ledger.ready_groups(
-                    NAME, limit=1 + number % 2, step=step, max_trained_count=2
-                )
+                groups = await store.ledger.ready_groups(NAME, limit=1 + number % 2, step=step)
                 if what == "train":
                     await store.ledger.reserve(NAME, ids(groups), step)
                 else:
@@ -342,7 +246,7 @@ async def _replay(uri: str, history: list[Step]) -> None:
 def test_a_crash_long_after_a_checkpoint_returns_to_what_it_would_have_committed(
     mongo_uri: str, sizes: list[int], checkpoint: int
 ) -> None:
-    """Records are taken three times each, by steps of which none is committed before the crash."""
+    """Records are taken by steps of which none is committed before the crash."""
     import asyncio  # noqa: PLC0415 - hypothesis drives its own loop here
 
     asyncio.run(_late_checkpoint(mongo_uri, sizes, min(checkpoint, len(sizes))))
@@ -364,8 +268,8 @@ async def _taken(
     store: TrajectoryStore, sizes: list[int], *, commits: bool
 ) -> list[tuple[str, int | None, tuple[int, ...]]]:
     for step, size in enumerate(sizes, 1):
-        groups = await store.ledger.ready_groups(NAME, limit=size, step=step, max_trained_count=3)
-        await store.ledger.reserve(NAME, ids(groups), step, max_trained_count=3)
+        groups = await store.ledger.ready_groups(NAME, limit=size, step=step)
+        await store.ledger.reserve(NAME, ids(groups), step)
         if commits:
             await store.ledger.commit(NAME, step)
     return await standing(store)

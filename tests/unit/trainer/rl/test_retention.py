@@ -34,14 +34,3 @@ async def test_nothing_expires_that_the_oldest_checkpoint_lacks(
     config = run_of(tmp_path, (4,), retain_steps=1)
     assert await expire_due(store, config, rest_share=0) == TURNS_A_STEP
     assert await store.retention.expired_step() == NUM_GROUPS - 1
-
-
-async def test_records_that_may_be_trained_again_stay(
-    store: TrajectoryStore, tmp_path: Path
-) -> None:
-    await trained_run(store)
-    await store.database["runs"].update_one({}, {"$set": {"control.max_staleness": 2}})
-    once = run_of(tmp_path, (4,), retain_steps=0)
-    again = once.model_copy(update={"algorithm": AlgorithmSection(max_trained_count=2)})
-    assert await expire_due(store, again, rest_share=0) == 2 * TURNS_A_STEP
-    assert await expire_due(store, once, rest_share=0) == 2 * TURNS_A_STEP

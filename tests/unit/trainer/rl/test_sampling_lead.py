@@ -13,17 +13,15 @@ PER_STEP = 4
 
 
 def test_samplers_bring_what_the_steps_ahead_use_up() -> None:
-    def bound(max_staleness: int, max_trained_count: int, lead: float = math.inf) -> int:
+    def bound(max_staleness: int, lead: float = math.inf) -> int:
         control = Control(groups_per_step=PER_STEP, max_staleness=max_staleness)
         admission = Admission(groups_consumed=10, step=5, control=control, lead=lead)
-        return admission.bound(max_steps=9, max_trained_count=max_trained_count)
+        return admission.bound(max_steps=9)
 
-    assert [bound(staleness, 1) for staleness in (0, 1, 2, 9)] == [14, 18, 22, 30]
-    # A group that two steps use lasts for both: half of them are new.
-    assert [bound(staleness, 2) for staleness in (1, 2, 3, 5)] == [14, 14, 18, 22]
+    assert [bound(staleness) for staleness in (0, 1, 2, 9)] == [14, 18, 22, 30]
     # Within the bound, the lead decides.
-    assert [bound(9, 1, lead) for lead in (0, 3, 12, 99)] == [14, 17, 26, 30]
-    assert [bound(1, 1, lead) for lead in (0, 3, 12)] == [14, 17, 18]
+    assert [bound(9, lead) for lead in (0, 3, 12, 99)] == [14, 17, 26, 30]
+    assert [bound(1, lead) for lead in (0, 3, 12)] == [14, 17, 18]
 
 
 @dataclass
@@ -49,7 +47,7 @@ class Pipeline:
     def admit(self) -> None:
         control = Control(groups_per_step=PER_STEP, max_staleness=self.max_staleness)
         admission = Admission(self.consumed, self.step + 1, control, self.lead.groups)
-        for _ in range(self.admitted, bound := admission.bound(10_000, 1)):
+        for _ in range(self.admitted, bound := admission.bound(10_000)):
             begun = max(self.now, self.fleet_free_at)
             self.fleet_free_at = begun + self.group_seconds
             self.ends.append((begun, self.step))

@@ -150,27 +150,14 @@ async def test_a_step_that_is_made_again_reads_the_groups_that_it_read_before(
 
     async def read() -> tuple[list[str], int]:
         found = await reads.reader.read_step(1, groups_consumed=0, stop=asyncio.Event())
-        return [group.task_id for group in found.groups], len(found.new_groups)
+        return [group.task_id for group in found.groups], len(found.records)
 
     first = await read()
-    assert first == (["train/0/q1", "train/0/q2", "train/0/q3"], 3)
+    assert first == (["train/0/q1", "train/0/q2", "train/0/q3"], 6)
     for claimed, score in zip(late, (0.0, 1.0), strict=True):
         await play(store, claimed, score=score)
     await store.ledger.recover("trainer", 0)
     assert await read() == first
-
-
-async def test_a_record_is_trained_again_while_it_has_a_training_left(
-    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await store.tasks.add([make_task(0)])
-    first, second = [(await play(store, await claim(store), score=n)).id for n in (0.0, 1.0)]
-    await store.ledger.reserve("trainer", [first], 1)
-    await store.ledger.reserve("trainer", [first, second], 2, max_trained_count=2)
-    reader = Reads(store, monkeypatch, max_trained_count=2).reader
-    reader.control = Control(groups_per_step=1, max_staleness=2)
-    found = await reader.read_step(3, groups_consumed=1, stop=asyncio.Event())
-    assert [turn.record_id for turn in found.groups[0].turns] == [second]
 
 
 def test_no_number_is_given_twice_and_a_lost_one_is_mirrored_at_the_version_that_was_resumed() -> (

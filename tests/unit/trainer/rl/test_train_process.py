@@ -31,8 +31,9 @@ from agentrl.runtime.processes.process_identity import new_lease_owner
 from agentrl.schema import Record, Run, Score, Split, rebuild_prompts
 from agentrl.schema.lost_versions import LostVersions
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.bootstrap import mesh_shape
+from agentrl.trainer.bootstrap import WorkerGroup, mesh_shape
 from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.metrics import measures
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.rl import training_loop as loop
@@ -336,22 +337,46 @@ async def test_stale_groups_are_dropped_and_counted(
     assert summary["staleness"]["max"] == 0
 
 
-async def test_records_are_trained_as_often_as_allowed(
+async def test_a_step_updates_the_weights_as_often_as_asked(
     make_config: MakeConfig, store: TrajectoryStore, model_path: Path
 ) -> None:
     await fill(store, model_path, [MIXED, MIXED])
-    config = make_config(max_steps=9, groups_per_step=1, max_trained_count=2)
+    config = make_config(max_steps=9, groups_per_step=1, max_trained_count=3)
     result = await train(config)
-    assert (result.status, result.step) == ("data_ended", 4)
+    assert (result.status, result.step) == ("data_ended", 2)
     summary = json.loads(result.summary_path.read_text())
-    assert summary["groups"] == {"consumed": 2}
-    # Figures of samples are over the groups that a step read first.
-    assert summary["records"]["consumed"] == 6
-    assert [reward is None for reward in summary["reward_mean"]] == [False, True, False, True]
-    counts = [
-        data.ledger["trainer"].trained_count async for data in store.ledger.find(status="trained")
-    ]
-    assert counts == [2] * 6
+    assert (summary["groups"], summary["records"]["consumed"]) == ({"consumed": 2}, 6)
+    data = [data async for data in store.ledger.find(status="trained")]
+    assert [one.ledger["trainer"].trained_count for one in data] == [1] * 6
+    assert all(ratio != 1 for ratio in await ratios(store)), "of the first update"
+
+
+async def ratios(store: TrajectoryStore) -> list[float]:
+    trainings = await store.database["turn_training"].find({"ratio": {"$ne": None}}).to_list()
+    assert trainings
+    return [one["ratio"]["mean"] for one in trainings]
+
+
+async def test_a_signal_in_the_second_update_lets_the_step_end(
+    make_config: MakeConfig,
+    store: TrajectoryStore,
+    model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await fill(store, model_path, [MIXED] * 3)
+    make, outcomes = WorkerGroup.optim_step, []
+    stop = asyncio.Event()
+
+    async def optim_step(self: WorkerGroup, num_done: int) -> StepOutcome:
+        stop.set()
+        outcomes.append(await make(self, num_done))
+        return outcomes[-1]
+
+    monkeypatch.setattr(WorkerGroup, "optim_step", optim_step)
+    config = make_config(max_steps=3, groups_per_step=1, max_trained_count=2)
+    result = await lead(config, Ranks(), stop=stop)
+    assert (result.status, result.step, len(outcomes)) == ("stopped", 1, 2)
+    assert newest_checkpoint(config.run.output_path).step == 1
 
 
 async def test_evaluations_before_and_after_are_played_under_their_version(

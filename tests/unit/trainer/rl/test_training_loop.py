@@ -73,6 +73,32 @@ async def test_grpo_as_a_loop_of_ones_own_trains_the_products_weights(
         assert torch.equal(weights(config)[name], value), name
 
 
+async def test_several_updates_of_a_step_are_those_of_a_loop(
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path, tmp_path: Path
+) -> None:
+    await fill(store, model_path, 4)
+    config = make_config()
+    outcomes = []
+    async with opened(config) as run:
+        async for groups in run.groups():
+            batch = await run.build_step(groups)
+            for _ in range(2):
+                await run.learner.forward_backward(batch)
+                outcomes.append(await run.learner.optim_step())
+            await run.publish()
+    assert [one.num_updates for one in outcomes] == [1, 2, 1, 2]
+    assert outcomes[1].flops == 2 * outcomes[0].flops
+    assert outcomes[1].seconds["forward_backward"] > outcomes[0].seconds["forward_backward"]
+    twice = {"max_trained_count": 2, "output_dir": str(tmp_path / "twice")}
+    once = {"output_dir": str(tmp_path / "once")}
+    built_in, other = make_config(consumer="other", **twice), make_config(consumer="once", **once)
+    for one in (built_in, other):
+        await lead(one, Ranks(), stop=asyncio.Event())
+    for name, value in weights(built_in).items():
+        assert torch.equal(weights(config)[name], value), name
+    assert not torch.equal(weights(other)[name], value)
+
+
 async def test_batches_add_up_and_a_loop_may_end_early_and_go_on(
     make_config: MakeConfig, store: TrajectoryStore, model_path: Path
 ) -> None:
