@@ -1,6 +1,6 @@
 """Wall time to learn the demo: `agentrl run` against TRL's GRPO trainer with tools.
 
-    python benchmarks/time_to_reward.py                       # six seeds of each side, in alternation
+    python benchmarks/time_to_reward.py                       # ten seeds of each side, in alternation
     python benchmarks/time_to_reward.py --only trl --seed 2   # one run more; the file keeps the others
     python benchmarks/time_to_reward.py --only trl --seed 1 --set learning_rate=0.0008   # a trial
 
@@ -14,9 +14,9 @@ clock, the same way for both).
 `wall_ratio` is the mean of our seconds over the mean of TRL's, over the seeds that both have;
 `cpu_ratio` is the same for CPU seconds, which depend less on other work on the machine, and
 `rollouts_ratio` for rollouts, which do not depend on it; `..._median` are the ratios of the medians.
-Both sides may train a rollout twice; `rewards` are those of the steps with new rollouts. A run with
-`--set` is a trial: it is stored under `trials`, not under `runs`. Each side's settings are the best
-of its trials.
+A run with `--set` is a trial: it is stored under `trials`, not under `runs`, and `choices` has the
+quartiles of our trials by what they set. Our side's settings are those of the demo, as it is; those of
+the other side are the best of its trials.
 """
 
 import json
@@ -25,11 +25,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, quantiles
 from typing import Any
 
 import psutil
@@ -44,9 +45,7 @@ from agentrl.config.loading import nested, read_yaml
 from agentrl.inference.weight_sync.version_files import version_dir
 
 SIDES = ("ours", "trl")
-SEEDS = (1, 2, 3, 4, 5, 6)
-DEFAULTS = {"max_trained_count": 2, "dual_clip": 3}
-"""Our best settings in addition to the demo's; those of the other side are in its script."""
+SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60
 
@@ -59,7 +58,7 @@ def rewards_of(steps: list[dict[str, Any]]) -> list[float]:
 def run_ours(seed: int, max_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Run the demo until it reaches the goal; return its cost."""
     config = ROOT / "assets/demo/grpo.yaml"
-    return run_to_goal(config, HeldOut(), seed, max_steps, DEFAULTS | settings)
+    return run_to_goal(config, HeldOut(), seed, max_steps, settings)
 
 
 def run_to_goal(
@@ -180,11 +179,34 @@ def ratios(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def choices(runs: dict[str, Any], trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what each choice of settings cost our side, the demo's own first."""
+    found = defaultdict(list)
+    for one in (*runs.values(), *trials):
+        found[json.dumps(one["settings"], sort_keys=True)].append(one)
+    return [
+        {
+            "settings": json.loads(settings),
+            "seeds": len(of_settings),
+            "reached": sum(one["reached"] for one in of_settings),
+            "rollouts": quartiles([one["rollouts"] for one in of_settings]),
+            "seconds": quartiles([one["seconds"] for one in of_settings]),
+        }
+        for settings, of_settings in found.items()
+    ]
+
+
+def quartiles(values: list[float]) -> list[float]:
+    """Return the three quartiles, which are the value itself if there is only one."""
+    found = quantiles(values, method="inclusive") if len(values) > 1 else values * 3
+    return [round(value, 1) for value in found]
+
+
 def main() -> None:
     """Run the requested seeds; write each result to the file at once."""
     flags = parser(__doc__, "time_to_reward")
     flags.add_argument("--only", choices=SIDES, help="run only one side")
-    flags.add_argument("--seed", type=int, action="append", help="1 to 6 by default")
+    flags.add_argument("--seed", type=int, action="append", help="1 to 10 by default")
     flags.add_argument("--max_steps", type=int, default=80, help="give up after this many steps")
     flags.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE")
     flags.add_argument("--trl_python", default=sys.executable, help="Python interpreter with TRL")
@@ -204,7 +226,8 @@ def main() -> None:
             trials[side].append({"seed": seed, **row})
         else:
             runs[side][str(seed)] = row
-        keep(given.out, {**ratios(runs), "runs": runs, "trials": trials})
+        chosen = choices(runs["ours"], trials["ours"])
+        keep(given.out, {**ratios(runs), "choices": chosen, "runs": runs, "trials": trials})
 
 
 if __name__ == "__main__":
