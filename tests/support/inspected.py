@@ -1,12 +1,14 @@
 """A run with one of everything that the inspector shows, hostile texts among it."""
 
 import base64
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from support.stored import claim, make_task, make_turn
 
+from agentrl.plugins.inspector.policy_diff import FlipGroup, PartChange, PolicyDiff
 from agentrl.schema import (
     Fork,
     Policy,
@@ -164,6 +166,31 @@ async def _train(store: TrajectoryStore, num_steps: int) -> None:
         await store.figures.put_step("trainer", step_figures(step))
     await store.figures.put_evaluation("trainer", {"version": 0, "reward_mean": 0.25})
     await store.policies.publish(Policy(version=1, path="/weights/1", num_bytes=1000))
+
+
+async def seed_diff(store: TrajectoryStore) -> None:
+    """Compare version 0 with version 1: one decision of ten flips, from `look.up` to an answer."""
+    part = PartChange(
+        name="all",
+        num_decisions=10,
+        flips=0.1,
+        kl=0.0123,
+        greedy=0.25,
+        reply_from=0.5,
+        reply_to=0.75,
+        calls_from={"look.up": 0.75, "answer": 0.25},
+        calls_to={"look.up": 0.5, "answer": 0.5},
+    )
+    flip = FlipGroup(
+        "look.up", "answer", "counting", "right", 1, FORKED_RECORD, 1, 0.25, 0.75, HOSTILE
+    )
+    found = PolicyDiff(
+        *("inspected", "0", "1", 3, 8, 1000, 9000, 1.0, 0.5, 1.0, part, (flip,)),
+        choices=(replace(part, name="look.up"),),
+        tags=(replace(part, name=HOSTILE),),
+        outcomes=(replace(part, name="right"),),
+    )
+    await store.figures.put_diff("0", "1", "score < 0.5", asdict(found))
 
 
 async def seed_fork(store: TrajectoryStore) -> None:

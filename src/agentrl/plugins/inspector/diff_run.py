@@ -1,10 +1,11 @@
 """Compares two models in the places that a run stored: reads the decisions, and scores them twice.
 
-One model is loaded at a time. The store is only read.
+One model is loaded at a time. The result is stored with the run, for its page in the inspector.
 """
 
 import asyncio
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def diff_policies(
     limit: int = 2000,
     **flags: str,
 ) -> PolicyDiff:
-    """Return what two models would decide differently where a run decided.
+    """Return what two models would decide differently where a run decided, and store it with the run.
 
     Args:
         run: its name, or its output directory.
@@ -63,7 +64,7 @@ def diff_policies(
         changes["trainer"] = config.trainer.model_copy(update={"trainer_threads": None})
     config = config.model_copy(update=changes)
     with served_uri(config) as uri, rank_of(config) as ranks:
-        return asyncio.run(_compared(config, ranks, uri, names, condition, limit))
+        return asyncio.run(_compared(config, ranks, uri, names, (where, condition), limit))
 
 
 async def _compared(
@@ -71,7 +72,7 @@ async def _compared(
     ranks: Ranks,
     uri: str,
     names: tuple[str, str],
-    condition: dict[str, Any],
+    where: tuple[str, dict[str, Any]],
     limit: int,
 ) -> PolicyDiff:
     async with TrajectoryStore.connect(uri, config.run.run_name) as store:
@@ -85,10 +86,13 @@ async def _compared(
         renderer = Renderer.of_policy(config.model, files, tool_call_parser=parser)
         images = RecordImages(store, image_reader(models[0][1].model_path, config.model))
         version = int(names[0]) if names[0].isdecimal() else None
-        records = await store.reports.sampled_near(condition, version, limit=limit)
+        records = await store.reports.sampled_near(where[1], version, limit=limit)
         book = await read_decisions(store, renderer, images, records)
     scored = [await score_turns(own, ranks, weights, book.turns) for own, weights in models]
-    return await asyncio.to_thread(policy_diff, config.run.run_name, names, book, scored)
+    found = await asyncio.to_thread(policy_diff, config.run.run_name, names, book, scored)
+    async with TrajectoryStore.connect(uri, config.run.run_name) as store:
+        await store.figures.put_diff(*names, where[0], asdict(found))
+    return found
 
 
 def _model(

@@ -142,6 +142,7 @@ class InspectorApp:
             "failures": lambda store, _: store.behavior.failure_kinds(),
             "questions": _questions,
             "decisions": lambda store, _: worst_decisions(store),
+            "diffs": lambda store, _: store.figures.diffs(),
             "live": _live,
             "tabs": lambda store, _: run_tabs(store),
             "search": _search,

@@ -161,6 +161,7 @@ async def run_tabs(store: TrajectoryStore) -> dict[str, Any]:
         "has_evaluations": await store.behavior.has_evaluations(),
         "is_running": bool(await store.behavior.running(1)),
         "has_forks": bool(await store.forks.newest(1)),
+        "has_diffs": await store.figures.has_diffs(),
     }
 
 

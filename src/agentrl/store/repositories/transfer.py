@@ -39,6 +39,7 @@ COLLECTIONS = (
     "turn_training",
     "steps",
     "evaluations",
+    "diffs",
     "policies",
     "inference_services",
     "samplers",

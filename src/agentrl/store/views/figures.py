@@ -10,6 +10,7 @@ from typing import Any
 
 from pymongo import ReplaceOne
 
+from agentrl.schema.base import utc_now
 from agentrl.store.database import Repository, operation
 from agentrl.store.documents.codec import Document, encode
 from agentrl.store.documents.expressions import shown
@@ -18,7 +19,7 @@ Figures = Mapping[str, Any]
 
 
 class FigureRepository(Repository):
-    """Writes and reads the figures of a trainer's steps (`step`) and evaluations (`version`)."""
+    """The figures of a trainer's steps (`step`) and evaluations (`version`), and of policy diffs."""
 
     @operation("store a step's figures")
     async def put_step(self, consumer: str, figures: Figures) -> None:
@@ -45,6 +46,23 @@ class FigureRepository(Repository):
         known = newest[0]["step"] if newest else 0
         await self._put("steps", consumer, "step", [one for one in steps if one["step"] > known])
         await self._put("evaluations", consumer, "version", evaluations)
+
+    @operation("store a policy diff")
+    async def put_diff(self, start: str, end: str, where: str, figures: Figures) -> None:
+        """Store the comparison of two models on the records of a condition; a later one replaces it."""
+        key = encode({"start": start, "end": end, "where": where})
+        document = {"_id": key, **encode(dict(figures)), "at": utc_now()}
+        await self._db["diffs"].replace_one({"_id": key}, document, upsert=True)
+
+    @operation("read the policy diffs")
+    async def diffs(self) -> list[Document]:
+        """Return all comparisons of models, the newest first; `_id` has the models and the condition."""
+        return await self._db["diffs"].find({}).sort("at", -1).to_list()
+
+    @operation("look for policy diffs")
+    async def has_diffs(self) -> bool:
+        """Return whether two models were compared."""
+        return await self._db["diffs"].find_one({}, {"_id": 1}) is not None
 
     async def _put(self, name: str, consumer: str, key: str, figures: Iterable[Figures]) -> None:
         writes = [

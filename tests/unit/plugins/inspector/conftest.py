@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from support.inspected import seed, seed_fork
+from support.inspected import seed, seed_diff, seed_fork
 from support.patience import PATIENCE
 
 from agentrl.store import TrajectoryStore
@@ -63,6 +63,7 @@ def run_uri(mongod: EmbeddedMongo) -> Iterator[str]:
         async with TrajectoryStore.connect(uri) as store:
             await seed(store, RUN)
             await seed_fork(store)
+            await seed_diff(store)
 
     async def drop() -> None:
         async with TrajectoryStore.connect(uri) as store:

@@ -22,7 +22,7 @@ from agentrl.store.private_mongod import EmbeddedMongo
 RECORD = "train/0/q1/0"
 ASKED = (
     *("overview", "curves", "config", "groups", "group", "record", "tokens", "text", "step"),
-    *("errors", "search", "forks", "shown", "image", "nothing"),
+    *("errors", "search", "forks", "diffs", "shown", "image", "nothing"),
     *("distributions", "failures", "questions", "live"),
 )
 texts = st.text(max_size=12) | st.sampled_from(

@@ -34,6 +34,7 @@ PAGES: dict[str, str] = {
     f"/runs/{RUN}/questions": "Questions",
     f"/runs/{RUN}/decisions": "Worst decisions",
     f"/runs/{RUN}/forks": "Forks",
+    f"/runs/{RUN}/diffs": "Policy diffs",
     f"/runs/{RUN}/live": "Rollouts in progress",
     f"/compare?runs={RUN},{RUN}": "Compare runs",
 }
@@ -230,6 +231,23 @@ def test_news_arrive_and_sampling_is_paused_from_the_page(
     page.get_by_label("Value").fill("-1")
     page.get_by_role("button", name="Set").click()
     expect(page.get_by_role("alert")).to_contain_text("max_staleness")
+
+
+def test_the_diff_of_two_versions_leads_from_a_flip_to_its_record(
+    page: Page, inspector: str
+) -> None:
+    opened(page, inspector, f"/runs/{RUN}")
+    page.get_by_role("link", name="Policy diffs").click()
+    expect(page.get_by_label("Comparison")).to_have_text("0 → 1, where score < 0.5")
+    first = page.get_by_role("region", name="Choices").get_by_role("row").nth(1)
+    expect(first).to_contain_text("look.up")
+    expect(first).to_contain_text("0.7500.500\u22120.2500")
+    flip = page.get_by_role("region", name="Flips").get_by_role("row").nth(1)
+    expect(flip).to_contain_text("<script>")
+    expect(flip).to_contain_text("0.25 → 0.75")
+    assert page.title() == f"Policy diffs of {RUN} · AgentRL"
+    flip.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(FORKED_RECORD)
 
 
 def test_a_fork_is_shown_beside_its_parent_and_another_can_be_asked_for(

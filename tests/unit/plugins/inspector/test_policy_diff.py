@@ -1,8 +1,10 @@
 """What two models would decide differently: planted behaviors are found, and figures are exact."""
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from agentrl.plugins.inspector.diff_condition import DiffCondition
 from agentrl.plugins.inspector.policy_diff import PolicyDiff, _choice_probabilities
 from agentrl.plugins.inspector.stored_decisions import DecisionBook
 from agentrl.renderers.renderer import Renderer
+from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,6 +41,15 @@ class Example(NamedTuple):
     def diff(self, end: Path | str, **options: Any) -> PolicyDiff:
         options = {"limit": RECORDS, "torch_dtype": "float64", "trainer_threads": "1", **options}
         return diff_policies(self.folder, 0, str(end), db_connection_string=self.uri, **options)
+
+    def stored(self) -> list[dict[str, Any]]:
+        """The diffs that the page of the inspector shows."""
+
+        async def read() -> list[dict[str, Any]]:
+            async with TrajectoryStore.connect(self.uri) as store:
+                return await store.figures.diffs()
+
+        return asyncio.run(read())
 
     def run(self, *words: str) -> int:
         flags = ("--db_connection_string", self.uri, "--limit", "8")
@@ -102,6 +114,9 @@ def test_equal_models_do_not_differ_and_merging_saves_most_tokens(example: Examp
     assert found.as_written > 0.99
     assert found.effective_from > 0.99  # it sampled these
     assert found.tokens_computed < 0.2 * found.tokens_separate
+    (stored,) = (one for one in example.stored() if one["_id"]["end"] == str(MODEL))
+    assert stored["_id"] == {"start": "0", "end": str(MODEL), "where": ""}
+    assert stored["whole"] == asdict(found.whole)
 
 
 def test_probabilities_are_those_of_separate_passes(example: Example, wordy: Path) -> None:

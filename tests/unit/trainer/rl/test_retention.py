@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support.consumed import NUM_GROUPS, trained_run
 
-from agentrl.config.sections import AlgorithmSection, RootConfig, RunSection, StoreSection
+from agentrl.config.sections import RootConfig, RunSection, StoreSection
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.run_upkeep import expire_due
 

@@ -460,6 +460,45 @@ export interface RunTabs {
   has_evaluations: boolean;
   is_running: boolean;
   has_forks: boolean;
+  has_diffs: boolean;
+}
+
+/** Of all decisions of a policy diff, or of a part of them. */
+export interface DiffPart {
+  name: string;
+  num_decisions: number;
+  flips: number;
+  kl: number;
+  greedy: number;
+  reply_from: number;
+  reply_to: number;
+  calls_from: Record<string, number>;
+  calls_to: Record<string, number>;
+}
+
+export interface PolicyDiff {
+  _id: { start: string; end: string; where: string };
+  at: string;
+  num_records: number;
+  effective_from: number;
+  effective_to: number;
+  as_written: number;
+  whole: DiffPart;
+  flips: {
+    before: string;
+    after: string;
+    tag: string;
+    outcome: string;
+    num_decisions: number;
+    record_id: string;
+    turn: number;
+    probability_from: number;
+    probability_to: number;
+    wish: string;
+  }[];
+  choices: DiffPart[];
+  tags: DiffPart[];
+  outcomes: DiffPart[];
 }
 
 export interface Passage {

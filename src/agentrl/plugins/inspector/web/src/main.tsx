@@ -8,6 +8,7 @@ import { KEYS, useKeys } from "./keys";
 import { ComparePage } from "./pages/compare";
 import { DecisionsPage } from "./pages/decisions";
 import { DiffPage } from "./pages/diff";
+import { PolicyDiffsPage } from "./pages/policy_diffs";
 import { DistributionsPage, FailuresPage, LivePage, QuestionsPage } from "./pages/behavior";
 import { ForksPage } from "./pages/forks";
 import { GroupPage } from "./pages/group";
@@ -68,6 +69,7 @@ function Tabs({ run }: { run: string }) {
     ["Failures", `${base}/failures`],
     ["In progress", `${base}/live`, !value?.is_running],
     ["Forks", `${base}/forks`, !value?.has_forks],
+    ["Policy diffs", `${base}/diffs`, !value?.has_diffs],
   ];
   const here = (name: string, to: string) => {
     if (name === "Steps") return path.startsWith(`${base}/step/`);
@@ -123,6 +125,7 @@ function App() {
           <Route path="/runs/:run/failures">{(at) => <FailuresPage run={decode(at.run)} session={session} />}</Route>
           <Route path="/runs/:run/live">{(at) => <LivePage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/forks">{(at) => <ForksPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/diffs">{(at) => <PolicyDiffsPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/diff">{(at) => <DiffPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/search">{(at) => <SearchPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/step/:step">

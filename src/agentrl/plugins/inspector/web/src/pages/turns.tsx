@@ -110,7 +110,7 @@ function facts(turn: TurnCell): string {
   return `${turn.text}; ${moved}; ${turn.credit === null ? "not trained" : `credit ${number(turn.credit)}`}`;
 }
 
-export function signed(value: number | null): string {
+export function signed(value: number | null, digits = 2): string {
   if (value === null) return "–";
-  return `${value > 0 ? "+" : value < 0 ? "−" : ""}${number(Math.abs(value), 2)}`;
+  return `${value > 0 ? "+" : value < 0 ? "−" : ""}${number(Math.abs(value), digits)}`;
 }
