@@ -28,8 +28,9 @@ async def learn(run: TrainingRun, enough: float = ENOUGH) -> None:
     """Make the steps of a run until the mean reward of one is `enough`."""
     async for groups in run.groups():
         batch = await run.build_step(groups)
-        await run.learner.forward_backward(batch, grpo, lower=0.2, upper=0.3)
-        await run.learner.optim_step()
+        for _ in range(run.updates_per_step):
+            await run.learner.forward_backward(batch, grpo, lower=0.2, upper=0.3)
+            await run.learner.optim_step()
         if run.is_commit_due:
             await run.commit()
         metrics = await run.publish()
