@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
-PAGES = ("README.md", "docs/performance.md", "docs/security.md")
+PAGES = ("README.md", "docs/performance.md", "docs/security.md", "docs/training.md")
 _FIGURE = re.compile(
     r"<!--(?P<file>\w+)\.(?P<key>\S+?)-->(?P<number>[\d,]+(?:\.(?P<decimals>\d+))?%?)"
 )
