@@ -269,11 +269,7 @@ class WorkerGroup:
         return await self._on_all_ranks(Learner.problem_of_functions, config=config)
 
     async def optim_step(self, num_done: int) -> StepOutcome:
-        """Update the weights with the gradients since the last update.
-
-        Args:
-            num_done: steps done so far.
-        """
+        """Update the weights with the gradients since the last update, after `num_done` steps."""
         return await self._on_all_ranks(Learner.optim_step, num_done=num_done)
 
     async def check_merge(self, merged: Shares, separate: Shares) -> MergeCheck:

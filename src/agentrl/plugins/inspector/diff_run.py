@@ -1,10 +1,8 @@
-"""Compares two models in the places that a run stored: reads the decisions, and scores them twice.
-
-One model is loaded at a time. The result is stored with the run, for its page in the inspector.
-"""
+"""Compares two models, one after the other, in the places that a run stored; stores the result."""
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,7 @@ def diff_policies(
         ConfigError: there is no such run, model or record.
         StoreError: the database does not respond.
     """
-    names, condition = (str(start), str(end)), record_condition(where) if where else {}
+    names, condition = (str(start), str(end), where), record_condition(where) if where else {}
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("agentrl diff is one process; start it without torchrun or accelerate")
     config = trained_run(load_config(flags), run, flags)
@@ -64,34 +62,28 @@ def diff_policies(
         changes["trainer"] = config.trainer.model_copy(update={"trainer_threads": None})
     config = config.model_copy(update=changes)
     with served_uri(config) as uri, rank_of(config) as ranks:
-        return asyncio.run(_compared(config, ranks, uri, names, (where, condition), limit))
+        return asyncio.run(_compared(config, ranks, uri, names, condition, limit))
 
 
 async def _compared(
-    config: RootConfig,
-    ranks: Ranks,
-    uri: str,
-    names: tuple[str, str],
-    where: tuple[str, dict[str, Any]],
-    limit: int,
+    config: RootConfig, ranks: Ranks, uri: str, names: Sequence[str], condition: Any, limit: int
 ) -> PolicyDiff:
     async with TrajectoryStore.connect(uri, config.run.run_name) as store:
         versions, _ = await version_paths(config, store)
         files = resolve_tokenizer(config.model.model_name_or_path)
         models = [
             await asyncio.to_thread(_model, config, versions, f"--{flag} {name}", files)
-            for flag, name in zip(("from", "to"), names, strict=True)
+            for flag, name in zip(("from", "to"), names[:2], strict=True)
         ]
         parser = config.inference.tool_call_parser
         renderer = Renderer.of_policy(config.model, files, tool_call_parser=parser)
         images = RecordImages(store, image_reader(models[0][1].model_path, config.model))
         version = int(names[0]) if names[0].isdecimal() else None
-        records = await store.reports.sampled_near(where[1], version, limit=limit)
+        records = await store.reports.sampled_near(condition, version, limit=limit)
         book = await read_decisions(store, renderer, images, records)
-    scored = [await score_turns(own, ranks, weights, book.turns) for own, weights in models]
-    found = await asyncio.to_thread(policy_diff, config.run.run_name, names, book, scored)
-    async with TrajectoryStore.connect(uri, config.run.run_name) as store:
-        await store.figures.put_diff(*names, where[0], asdict(found))
+        scored = [await score_turns(own, ranks, weights, book.turns) for own, weights in models]
+        found = await asyncio.to_thread(policy_diff, config.run.run_name, names[:2], book, scored)
+        await store.figures.put_diff(names[0], names[1], names[2], asdict(found))
     return found
 
 

@@ -64,9 +64,9 @@ PAGES = Path(__file__).parent / "static"
 GROUPS_A_PAGE = 60
 PASSAGES = 60
 _MAX_BODY_BYTES = 64 << 20
+"""Maximum size of a change; the edited messages of a fork may be a whole conversation."""
 _PLACE = "in the inspector"
 """Added to the author of a change."""
-"""Maximum size of a change; the edited messages of a fork may be a whole conversation."""
 LOOK_SECONDS = 1.0
 """Polling interval of a running run, independent of the number of viewers."""
 _NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable"}

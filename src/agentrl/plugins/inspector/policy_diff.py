@@ -102,13 +102,13 @@ class PolicyDiff:
 
 
 def policy_diff(
-    run: str, names: tuple[str, str], book: DecisionBook, scored: Sequence[ScoredTurns]
+    run: str, names: Sequence[str], book: DecisionBook, scored: Sequence[ScoredTurns]
 ) -> PolicyDiff:
     """Return the difference between two models, given their names and their scores."""
     compared, decisions = _Compared(book, scored), book.decisions
     called = [one.is_as_written for one in decisions if one.made != ANSWER]
     return PolicyDiff(
-        *(run, *names),
+        *(run, names[0], names[1]),
         num_records=len({one.turn.record_id for one in decisions}),
         num_places=len(book.options),
         tokens_computed=scored[0].num_tokens,

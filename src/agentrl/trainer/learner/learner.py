@@ -91,12 +91,8 @@ class StepOutcome:
         if earlier is None:
             return self
         spent = {name: earlier.seconds[name] + value for name, value in self.seconds.items()}
-        return replace(
-            self,
-            flops=earlier.flops + self.flops,
-            seconds=spent,
-            num_updates=earlier.num_updates + 1,
-        )
+        flops, num_updates = earlier.flops + self.flops, earlier.num_updates + 1
+        return replace(self, flops=flops, seconds=spent, num_updates=num_updates)
 
 
 class TargetScores(NamedTuple):

@@ -93,7 +93,6 @@ class History(BaseModel):
     """Groups that were trained on or dropped by the steps so far."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """Wall time by phase over all processes that worked on this run, `total` included."""
-    consecutive_skips: int = 0
     eval_losses: dict[int, float] = Field(default_factory=dict)
     """Step -> loss on held-out conversations (supervised fine-tuning)."""
     tail_dropped: dict[str, int] = Field(default_factory=dict)

@@ -81,15 +81,14 @@ def check_last_steps(history: History) -> None:
 
 
 def check_finite(history: History, step: int, outcome: StepOutcome, output_path: Path) -> None:
-    """Count consecutive skipped steps."""
+    """Tell of a skipped step, and refuse to go on after several in a row."""
     if outcome.skipped is None:
-        history.consecutive_skips = 0
         return
-    history.consecutive_skips += 1
+    num_skipped = num_skipped_last(history) + 1
     logger.warning("step %d is skipped: %s", step, outcome.skipped)
-    if history.consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
+    if num_skipped >= _MAX_CONSECUTIVE_SKIPS:
         raise TrainingError(
-            f"{history.consecutive_skips} optimizer steps in a row were skipped for "
+            f"{num_skipped} optimizer steps in a row were skipped for "
             f"{outcome.skipped} (last: step {step}); lower --learning_rate or --max_grad_norm "
             f"and resume from {output_path}"
         )

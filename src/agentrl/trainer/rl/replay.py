@@ -231,15 +231,13 @@ async def _replay_step(
     )
     # Another release may have chosen another way.
     batch = built_step(build, recorded.merge or config.trainer.merge)
-    outcome = None
+    outcome: StepOutcome | None = None
     for _ in range(config.algorithm.max_trained_count):
         await group.forward_backward(batch.micro_batches)
-        outcome = (await group.optim_step(step - 1)).after(outcome)
+        outcome = await group.optim_step(step - 1)
     assert outcome is not None
-    differences += [
-        *_figure_differences(recorded, outcome),
-        *_turn_differences(trainings, batch, outcome),
-    ]
+    differences += _figure_differences(recorded, outcome)
+    differences += _turn_differences(trainings, batch, outcome)
     checkpoint = latest_checkpoint(config.run.output_path, at_most=step)
     weights = "not kept"
     if checkpoint is not None and checkpoint.step == step:

@@ -393,12 +393,8 @@ class GroupReader:
         """
         version = collected.step - 1
         records = [counted_in_steps(record, self.lost_versions) for record in records]
-        entries = {record.record_id: record.ledger.get(self._consumer) for record in records}
-        eligible = {
-            record_id
-            for record_id, entry in entries.items()
-            if entry is None or entry.status == "ready"
-        }
+        entries = ((record.record_id, record.ledger.get(self._consumer)) for record in records)
+        eligible = {name for name, entry in entries if entry is None or entry.status == "ready"}
         images = await self._images.book(turn for record in records for turn in record.turns)
         group = select_group(
             records, algorithm, policy_version=version, seed=self._seed, images=images
