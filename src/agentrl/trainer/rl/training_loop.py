@@ -144,12 +144,11 @@ class RunLearner:
             store: keeps the losses that a loop names.
         """
         self._session = session
-        self._flags = config
-        self._current = config
+        self._flags = self._current = config
         self._store = store
         self.outcome: StepOutcome | None = None
         """Of the updates since the last `publish`."""
-        self.num_done = session.history.last_step
+        self.num_done = 0
         """Steps before the one in progress, which determine the learning rate."""
         self._has_gradients = False
 
@@ -178,11 +177,7 @@ class RunLearner:
         return await self._session.group.forward_backward(batch.micro_batches, algorithm)
 
     async def optim_step(self) -> StepOutcome:
-        """Apply the gradients since the last call, with the learning rate of the run's step.
-
-        Returns:
-            The outcome of the step's updates so far.
-        """
+        """Apply the gradients since the last call; return the outcome of the step's updates so far."""
         if not self._has_gradients:
             raise TrainingError("no gradients: await forward_backward(batch) before optim_step()")
         self._has_gradients = False
@@ -225,6 +220,8 @@ class TrainingRun:
         self.store = run.store
         """The run's database."""
         self._consumer = config.trainer.consumer
+        self.updates_per_step = config.algorithm.max_trained_count
+        """How often a step updates the weights with its batch."""
         self._is_leading = self._consumer == DEFAULT_CONSUMER
         """Further consumers only read: they must not change the run's status, phase or admission."""
         self._versions = RunVersions(session, config, run)
@@ -254,11 +251,6 @@ class TrainingRun:
     def step(self) -> int:
         """Steps done so far."""
         return self._history.last_step
-
-    @property
-    def updates_per_step(self) -> int:
-        """Times that a step updates the weights with its batch: `--max_trained_count`."""
-        return self._config.algorithm.max_trained_count
 
     @property
     def output_path(self) -> Path:
