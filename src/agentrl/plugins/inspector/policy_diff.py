@@ -34,8 +34,8 @@ class PartChange:
     flips: float
     """Share of the decisions that flip."""
     kl: float
-    """Mean estimate of KL(first || second) over sampled tokens, in nats: k3 of Schulman
-    (joschu.net/blog/kl-approx.html), unbiased for tokens that the first model sampled."""
+    """Mean estimate of the KL divergence per sampled token, in nats: k2 of Schulman
+    (joschu.net/blog/kl-approx.html), the same both ways, which no rare token decides."""
     greedy: float
     """Share of the sampled tokens in whose places the likeliest tokens differ."""
     reply_from: float
@@ -138,7 +138,7 @@ class _Compared:
         self._replies_D = [np.array([one.logprobs.sum() for one in side]) for side in scores]
         self._likeliest = [after.likeliest for _, after in pairs]
         logprobs = [[torch.from_numpy(one.logprobs) for one in pair] for pair in pairs]
-        self._kl_D = np.array([kl_penalty(*pair, kind="k3").sum().item() for pair in logprobs])
+        self._kl_D = np.array([kl_penalty(*pair, kind="k2").sum().item() for pair in logprobs])
         self._greedy_D = np.array([(a.likeliest != b.likeliest).sum() for a, b in pairs])
 
     def effective(self, side: int) -> float:

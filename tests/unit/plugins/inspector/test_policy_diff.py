@@ -126,12 +126,15 @@ def test_probabilities_are_those_of_separate_passes(example: Example, wordy: Pat
         for path in (MODEL, wordy)
     ]
 
-    def probability(model: Any, prompt: np.ndarray, ids: np.ndarray) -> float:
+    def logprobs_of(model: Any, prompt: np.ndarray, ids: np.ndarray) -> np.ndarray:
         full = torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))[None]
         with torch.no_grad():
             logprobs = model(full).logits[0].log_softmax(-1)
         rows = torch.arange(len(prompt) - 1, len(prompt) + len(ids) - 1)
-        return float(logprobs[rows, full[0, len(prompt) :]].sum().exp())
+        return np.asarray(logprobs[rows, full[0, len(prompt) :]])
+
+    def probability(model: Any, prompt: np.ndarray, ids: np.ndarray) -> float:
+        return float(np.exp(logprobs_of(model, prompt, ids).sum()))
 
     for model, calls, side in zip(
         models,
@@ -147,6 +150,13 @@ def test_probabilities_are_those_of_separate_passes(example: Example, wordy: Pat
         stock = [probability(model, one.turn.prompt_ids, ids) for one in book.decisions]
         assert calls["stock"] == pytest.approx(np.mean(stock), abs=1e-6)
     assert sum(found.whole.calls_to.values()) == pytest.approx(1.0)
+    before, after = (
+        np.concatenate(
+            [logprobs_of(model, one.turn.prompt_ids, one.turn.output_ids) for one in book.decisions]
+        )
+        for model in models
+    )
+    assert found.whole.kl == pytest.approx(np.square(after - before).mean() / 2, rel=1e-6)
 
 
 def test_a_condition_that_holds_fails_with_its_number(

@@ -61,7 +61,7 @@ function Shown({ run, diff }: { run: string; diff: PolicyDiff }) {
       <Facts wide rows={[
         ["Decisions", `${number(whole.num_decisions)} of ${number(diff.num_records)} records`, "Sampled turns: a call of a tool, or an answer in words"],
         ["Flips", percent(whole.flips), "Decisions whose likeliest choice differs between the two models"],
-        ["KL", `${number(whole.kl, 4)} nats per token`, "Estimate of KL(first || second) over the sampled tokens (Schulman's k3)"],
+        ["KL", `${number(whole.kl, 4)} nats per token`, "Estimate of the divergence over the sampled tokens (Schulman's k2)"],
         ["Likeliest tokens", `${percent(whole.greedy)} differ`, "Share of the sampled tokens in whose places the likeliest tokens differ"],
         ["Effective samples", `${percent(diff.effective_from)} → ${percent(diff.effective_to)}`, "How well the stored decisions stand for those of each model"],
         ["Computed", <Ago at={diff.at} />],
