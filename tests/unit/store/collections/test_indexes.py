@@ -120,7 +120,7 @@ async def train(store: TrajectoryStore, ids: list[str]) -> None:
     await store.ledger.drop("trainer", ids[3:], 1, "stale")
     await store.ledger.commit("trainer", 1)
     await store.ledger.put_turn_trainings([trained(record_id) for record_id in ids[:3]])
-    await store.ledger.ready_groups(limit=2, step=5)
+    assert await store.ledger.ready_groups(limit=2, step=5)
     await store.reports.signal(step=1)
     await store.ledger.num_ready_groups("trainer")
     await store.ledger.num_reserved_groups("trainer")

@@ -138,6 +138,8 @@ async def test_what_was_dropped_or_trained_cannot_be_reserved_again(
     await store.ledger.commit(NAME, 1)
     with pytest.raises(StoreError):
         await store.ledger.reserve(NAME, record_ids[:2], 1)
+    await store.ledger.drop(NAME, record_ids[:2], 2, "stale")  # keeps what was trained
+    assert (await standing(store))[:2] == [("trained", 1, (1,))] * 2
     await store.ledger.drop(NAME, record_ids[2:], 1, "stale")
     with pytest.raises(StoreError):
         await store.ledger.reserve(NAME, record_ids[2:], 2)
