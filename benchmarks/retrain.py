@@ -108,5 +108,5 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
 if __name__ == "__main__":
     flags = parser(__doc__, "retrain")
     flags.add_argument("--seed", type=int, default=1, help="seed of the runs")
-    flags.add_argument("--steps", type=int, default=50, help="of both runs, more than 20")
+    flags.add_argument("--steps", type=int, default=30, help="of both runs, more than 20")
     report(flags, measured)
