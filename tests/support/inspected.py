@@ -185,12 +185,12 @@ async def seed_diff(store: TrajectoryStore) -> None:
         "look.up", "answer", "counting", "right", 1, FORKED_RECORD, 1, 0.25, 0.75, HOSTILE
     )
     found = PolicyDiff(
-        *("inspected", "0", "1", 3, 8, 1000, 9000, 1.0, 0.5, 1.0, part, (flip,)),
+        *("inspected", "0", "1", "score < 0.5", 3, 8, 1000, 9000, 1.0, 0.5, 1.0, part, (flip,)),
         choices=(replace(part, name="look.up"),),
         tags=(replace(part, name=HOSTILE),),
         outcomes=(replace(part, name="right"),),
     )
-    await store.figures.put_diff("0", "1", "score < 0.5", asdict(found))
+    await store.figures.put_diff(asdict(found))
 
 
 async def seed_fork(store: TrajectoryStore) -> None:

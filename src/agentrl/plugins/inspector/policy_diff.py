@@ -12,7 +12,7 @@ Shape legend: D decisions, P places, K choices (the tools in the order of their 
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +79,8 @@ class PolicyDiff:
     start: str
     end: str
     """Both models, as they were named."""
+    where: str
+    """Condition on the records; empty: none."""
     num_records: int
     num_places: int
     """Distinct places of the decisions."""
@@ -102,13 +104,13 @@ class PolicyDiff:
 
 
 def policy_diff(
-    run: str, names: Sequence[str], book: DecisionBook, scored: Sequence[ScoredTurns]
+    names: Mapping[str, str], book: DecisionBook, scored: Sequence[ScoredTurns]
 ) -> PolicyDiff:
-    """Return the difference between two models, given their names and their scores."""
+    """Return the difference between two models, given `run`, `start`, `end` and `where`, and their scores."""
     compared, decisions = _Compared(book, scored), book.decisions
     called = [one.is_as_written for one in decisions if one.made != ANSWER]
     return PolicyDiff(
-        *(run, names[0], names[1]),
+        **names,
         num_records=len({one.turn.record_id for one in decisions}),
         num_places=len(book.options),
         tokens_computed=scored[0].num_tokens,

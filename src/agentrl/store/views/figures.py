@@ -48,11 +48,11 @@ class FigureRepository(Repository):
         await self._put("evaluations", consumer, "version", evaluations)
 
     @operation("store a policy diff")
-    async def put_diff(self, start: str, end: str, where: str, figures: Figures) -> None:
-        """Store the comparison of two models on the records of a condition; a later one replaces it."""
-        key = encode({"start": start, "end": end, "where": where})
-        document = {"_id": key, **encode(dict(figures)), "at": utc_now()}
-        await self._db["diffs"].replace_one({"_id": key}, document, upsert=True)
+    async def put_diff(self, figures: Figures) -> None:
+        """Store a comparison; a later one of the same `start`, `end` and `where` replaces it."""
+        document = {**encode(dict(figures)), "at": utc_now()}
+        key = {name: document[name] for name in ("start", "end", "where")}
+        await self._db["diffs"].replace_one({"_id": key}, {"_id": key, **document}, upsert=True)
 
     @operation("read the policy diffs")
     async def diffs(self) -> list[Document]:

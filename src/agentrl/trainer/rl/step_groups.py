@@ -393,17 +393,14 @@ class GroupReader:
         """
         version = collected.step - 1
         records = [counted_in_steps(record, self.lost_versions) for record in records]
-        entries = ((record.record_id, record.ledger.get(self._consumer)) for record in records)
-        eligible = {name for name, entry in entries if entry is None or entry.status == "ready"}
         images = await self._images.book(turn for record in records for turn in record.turns)
         group = select_group(
             records, algorithm, policy_version=version, seed=self._seed, images=images
         )
-        group = _restricted_to(group, eligible)
         if (used := collected.turn_ids) is not None:
             group = replace(group, turns=tuple(one for one in group.turns if one.turn_id in used))
         kept = {turn.record_id for turn in group.turns}
-        dropped = {r: reason for r, reason in group.dropped_records.items() if r in eligible}
+        dropped = group.dropped_records
         if kept:
             await self._store.ledger.reserve(self._consumer, sorted(kept), collected.step)
         if dropped:
@@ -460,14 +457,3 @@ def scored_by(scorer: str | None, records: Sequence[DBRecordData]) -> list[DBRec
             return None
         group.append(record.model_copy(update={"score": score}))
     return group
-
-
-def _restricted_to(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
-    """Remove the turns of records that earlier steps dropped or trained."""
-    if record_ids.issuperset(group.record_ids):
-        return group
-    return replace(
-        group,
-        turns=tuple(turn for turn in group.turns if turn.record_id in record_ids),
-        left_out=tuple(turn for turn in group.left_out if turn.record_id in record_ids),
-    )
