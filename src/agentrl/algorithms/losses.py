@@ -338,8 +338,8 @@ def proximal_logprobs(
     """Return log pi_p of every target token [N].
 
     - `behavior`: log mu, so that rho = 1;
-    - `recompute`: the trainer's logprobs at the start of the step. Each step makes one update, so
-      these equal the policy's, and no extra forward pass is needed;
+    - `recompute`: the trainer's logprobs at the start of a step of one update. These equal the
+      policy's, so no extra forward pass is needed;
     - `loglinear` (A-3PO, 2512.06547): `log mu + d/(d+1) * (log pi - log mu)` for a token that is d
       versions old; the step makes the (d+1)-th version after it.
 

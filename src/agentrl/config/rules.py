@@ -47,6 +47,9 @@ RULES = (
          "recompute (or loglinear)"),
     no("proximal!=behavior", "loss_calculator=MINIRL",
          "MINIRL uses the sampler's policy as the proximal policy; use --proximal behavior"),
+    no("proximal=recompute", "max_trained_count!=1",
+         "--proximal recompute: only the first update of a step has the weights of its start; with max_trained_count "
+         "{max_trained_count}, use --proximal behavior or loglinear"),
     need("strict_in_bound", "importance_weight_cap_ratio",
          "--strict_in_bound narrows the drop range, which --importance_weight_cap_ratio 0 turns off; remove one of the "
          "two"),

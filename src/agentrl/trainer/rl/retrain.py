@@ -35,6 +35,9 @@ from agentrl.trainer.rl.replay import config_of_steps
 from agentrl.trainer.rl.run_start import start_weights
 from agentrl.trainer.rl.training_loop import lead
 
+_DUAL_CLIP = 3.0
+"""c of dual-clip PPO, as in verl."""
+
 
 class RetrainReport(Value):
     """What a retrain left out, and where it arrived."""
@@ -84,7 +87,7 @@ def retrain(
             f"--run_name {name} names a ledger: use up to 32 lower-case letters, digits and _, the "
             "first a letter"
         ) from None
-    own = _Own(config, uri, name, output_path)
+    own = _Own(_bounded(config) if without else config, uri, name, output_path)
 
     async def lead_steps(ranks: Ranks, stop: asyncio.Event) -> RetrainReport:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
@@ -94,6 +97,20 @@ def retrain(
             return await own.report(store, origin, is_stopped=result.status == "stopped")
 
     return run_on_ranks("retrain", config, lead_steps)
+
+
+def _bounded(config: RootConfig) -> RootConfig:
+    """Return a configuration under which no token that became likelier outweighs all others.
+
+    Without some records, the policy is no longer the one that sampled the later ones. A token that it
+    has come to prefer, and whose advantage is negative, has an importance ratio that nothing bounds in
+    GRPO and GSPO; the other losses truncate it, or have none.
+    """
+    algorithm = config.algorithm
+    if algorithm.loss_calculator not in ("GRPO", "GSPO") or algorithm.dual_clip is not None:
+        return config
+    bounded = algorithm.model_copy(update={"dual_clip": _DUAL_CLIP})
+    return config.model_copy(update={"algorithm": bounded})
 
 
 class _Own:

@@ -184,6 +184,12 @@ def test_the_records_of_a_condition_are_left_out(
     assert advantages["train/0/q9/0"] == 1.0
     assert advantages["train/0/q9/2"] == -1.0
 
+    # Its policy is not the one that sampled, so large ratios are bounded, also when a step is replayed.
+    assert "dual_clip: 3.0" in (trained.run.output_path.parent / "clean/config.yaml").read_text()
+    replayed = ["replay", str(trained.run.output_path.parent / "clean"), "--step", "5"]
+    assert main([*replayed, *retrained(trained, "clean")[-2:]]) == 0
+    capfd.readouterr()
+
     # From the first weights, the same is left out, and the same comes out.
     for path in (trained.run.output_path / "checkpoints").iterdir():
         path.rename(tmp_path / path.name)
