@@ -18,6 +18,7 @@ went on from an earlier call has none.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -68,8 +69,10 @@ def command(part: str, work: Path, model: str, further: list[str]) -> list[str]:
     words += ["--config", str(config), "--run_name", part]
     words += ["--model_name_or_path", learned]
     words += ["--mongo_data_dir", str(work / f"mongo-{part}"), f"--max_steps={MAX_STEPS}"]
-    # Where packages come by PYTHONPATH, the tool server needs it too.
-    words += ["--eval_strategy=no", "--save_steps=1000", "--tool_server_env=PYTHONPATH"]
+    words += ["--eval_strategy=no", "--save_steps=1000"]
+    if "PYTHONPATH" in os.environ:
+        # Where packages come by it, the tool server needs it too.
+        words.append("--tool_server_env=PYTHONPATH")
     return [sys.executable, "-m", "agentrl", "run", *words, *further]
 
 
