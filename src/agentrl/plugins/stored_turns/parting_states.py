@@ -22,11 +22,6 @@ class PartingState:
     share_right: float
     """Right attempts among those that went through it."""
 
-    @property
-    def turn(self) -> int:
-        """Index of the turn to be sampled again."""
-        return len(self.turns) - 1
-
 
 def parting_states(
     records: Sequence[Record],
@@ -62,7 +57,7 @@ def parting_states(
     ]
 
 
-def part(records: Sequence[Record]) -> bool:
+def scores_part(records: Sequence[Record]) -> bool:
     """Return whether scored attempts are right and wrong."""
     return len({_is_right(record) for record in records}) > 1
 

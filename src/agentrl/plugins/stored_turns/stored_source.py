@@ -24,7 +24,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference.teaching.vocabularies import check_same_tokens
 from agentrl.launcher.cluster.gpu_placement import GpuMap
 from agentrl.models.checkpoints.resolve import resolve_tokenizer
-from agentrl.plugins.stored_turns.parting_states import PartingState, part, parting_states
+from agentrl.plugins.stored_turns.parting_states import PartingState, parting_states, scores_part
 from agentrl.rollout.worker.branching import check_tools_can_branch
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.printable import counted
@@ -186,7 +186,7 @@ async def _parted(
 ) -> AsyncIterator[_Parted]:
     """Yield the groups whose attempts differ, the latest first."""
     groups = [list(group) for _, group in groupby(records, attrgetter("task_id"))]
-    groups = [group for group in groups if part(group)]
+    groups = [group for group in groups if scores_part(group)]
     for first in range(0, len(groups), _GROUPS_AT_ONCE):
         some = {group[0].task_id: group for group in groups[first : first + _GROUPS_AT_ONCE]}
         turns: dict[str, list[DispatchedSamplingTask]] = {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentrl.plugins.stored_turns.parting_states import part, parting_states
+from agentrl.plugins.stored_turns.parting_states import parting_states, scores_part
 from agentrl.schema import DispatchedSamplingTask, Record, SamplingParams, Score
 
 EMPTY = np.empty(0, dtype=np.float32)
@@ -58,7 +58,7 @@ def states(
         for record, (_, replies) in zip(records, attempts, strict=True)
     }
     found = parting_states(records, turns, shares)
-    return [(state.turn, state.record.traj_id, state.share_right) for state in found]
+    return [(len(state.turns) - 1, state.record.traj_id, state.share_right) for state in found]
 
 
 def test_states_lie_where_right_and_wrong_attempts_go_on_from_the_same_prompt() -> None:
@@ -89,5 +89,5 @@ def test_a_turn_that_the_policy_did_not_sample_is_no_state() -> None:
 
 
 def test_scores_part_if_some_are_right_and_some_are_not() -> None:
-    assert part([attempt(0, 1), attempt(1, 0.5)])
-    assert not part([attempt(0, 1), attempt(1, 0.6)])
+    assert scores_part([attempt(0, 1), attempt(1, 0.5)])
+    assert not scores_part([attempt(0, 1), attempt(1, 0.6)])
