@@ -39,10 +39,7 @@ def need(first: str, second: str, reason: str) -> Rule:
 
 # fmt: off
 RULES = (
-    need("importance_correction!=none", "proximal!=behavior",
-         "--importance_correction and veto_threshold compare the trainer's policy with the sampler's; give --proximal "
-         "recompute (or loglinear)"),
-    need("veto_threshold", "proximal!=behavior",
+    need("importance_correction!=none|veto_threshold", "proximal!=behavior",
          "--importance_correction and veto_threshold compare the trainer's policy with the sampler's; give --proximal "
          "recompute (or loglinear)"),
     no("proximal!=behavior", "loss_calculator=MINIRL",

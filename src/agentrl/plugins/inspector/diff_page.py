@@ -27,10 +27,9 @@ def diff_page(diff: PolicyDiff) -> RenderableType:
     made = {part.name: part for part in diff.choices}
     for name, change in whole.changes:
         calls = f"{whole.calls_from[name]:.3f} -> {whole.calls_to[name]:.3f}"
-        own, number, reply = made.get(name), "0", ""
-        if own is not None:
-            number = f"{own.num_decisions:,}"
-            reply = f"{own.reply_from:.3f} -> {own.reply_to:.3f}"
+        number, reply = "0", ""
+        if (own := made.get(name)) is not None:
+            number, reply = f"{own.num_decisions:,}", f"{own.reply_from:.3f} -> {own.reply_to:.3f}"
         choices.add(name, calls, f"{change:+.4f}", number, reply)
     flips = Rows(
         *("from", "to", ">decisions", "tag", "outcome", ">probability", "+record", "+it writes")

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from agentrl.plugins.inspector.policy_diff import PolicyDiff, policy_diff
 from agentrl.plugins.inspector.stored_decisions import read_decisions
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
-from agentrl.store.documents.codec import Document
 from agentrl.store.views.record_condition import record_condition
 from agentrl.trainer.bootstrap import rank_of
 from agentrl.trainer.learner.settings import StartWeights
@@ -53,40 +51,33 @@ def diff_policies(
         ConfigError: there is no such run, model or record.
         StoreError: the database does not respond.
     """
-    condition = record_condition(where) if where else {}
+    condition = record_condition(where)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("agentrl diff is one process; start it without torchrun or accelerate")
     config = trained_run(load_config(flags), run, flags)
     # Nothing is trained, so the run's own functions are not called; nor are there samplers beside it.
-    changes: dict[str, Any] = {"algorithm": AlgorithmSection()}
-    if "trainer_threads" not in flags:
-        changes["trainer"] = config.trainer.model_copy(update={"trainer_threads": None})
-    config = config.model_copy(update=changes)
+    threads = {} if "trainer_threads" in flags else {"trainer_threads": None}
+    trainer = config.trainer.model_copy(update=threads)
+    config = config.model_copy(update={"algorithm": AlgorithmSection(), "trainer": trainer})
     names = {"run": config.run.run_name, "start": str(start), "end": str(end), "where": where}
     with served_uri(config) as uri, rank_of(config) as ranks:
         return asyncio.run(_compared(config, ranks, uri, names, condition, limit))
 
 
 async def _compared(
-    config: RootConfig,
-    ranks: Ranks,
-    uri: str,
-    names: Mapping[str, str],
-    condition: Document,
-    limit: int,
+    config: RootConfig, ranks: Ranks, uri: str, names: dict[str, str], condition: Any, limit: int
 ) -> PolicyDiff:
-    start = names["start"]
     async with TrajectoryStore.connect(uri, config.run.run_name) as store:
         versions, _ = await version_paths(config, store)
         files = resolve_tokenizer(config.model.model_name_or_path)
         models = [
             await asyncio.to_thread(_model, config, versions, given, files)
-            for given in (f"--from {start}", f"--to {names['end']}")
+            for given in (f"--from {names['start']}", f"--to {names['end']}")
         ]
         parser = config.inference.tool_call_parser
         renderer = Renderer.of_policy(config.model, files, tool_call_parser=parser)
         images = RecordImages(store, image_reader(models[0][1].model_path, config.model))
-        version = int(start) if start.isdecimal() else None
+        version = int(names["start"]) if names["start"].isdecimal() else None
         records = await store.reports.sampled_near(condition, version, limit=limit)
         book = await read_decisions(store, renderer, images, records)
         scored = [await score_turns(own, ranks, weights, book.turns) for own, weights in models]

@@ -12,7 +12,7 @@ Shape legend: D decisions, P places, K choices (the tools in the order of their 
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,9 +104,9 @@ class PolicyDiff:
 
 
 def policy_diff(
-    names: Mapping[str, str], book: DecisionBook, scored: Sequence[ScoredTurns]
+    names: dict[str, str], book: DecisionBook, scored: Sequence[ScoredTurns]
 ) -> PolicyDiff:
-    """Return the difference between two models, given `run`, `start`, `end` and `where`, and their scores."""
+    """Return the difference of two models: `names` has `run`, `start`, `end` and `where`."""
     compared, decisions = _Compared(book, scored), book.decisions
     called = [one.is_as_written for one in decisions if one.made != ANSWER]
     return PolicyDiff(

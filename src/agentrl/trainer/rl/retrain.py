@@ -169,12 +169,12 @@ class _Own:
                 f"--run_name {self._name} ({self._output_path}) exists and is no retrain of "
                 f"{run.name}; choose another name"
             )
-        condition = record_condition(without) if without else None
+        condition = record_condition(without)
         tasks = await store.ledger.tasks_by_step(self._source)
         if not tasks:
             raise ConfigError(f"run {run.name!r} has no step that a checkpoint contains")
         first, left_out = 1, list[str]()
-        if condition is not None:
+        if condition:
             left_out = await store.reports.matching(condition, sorted(set().union(*tasks.values())))
             groups = {*map(task_of_record, left_out)}
             first = next((step for step, of_step in tasks.items() if of_step & groups), 0)
