@@ -15,7 +15,7 @@ from agentrl.config.sections import (
 from agentrl.errors import ConfigError
 from agentrl.schema.formulas import OPD
 
-_READ_BY = {
+READ_BY = {
     "beta1": ("GRPO",),
     "beta2": ("GRPO",),
     "dual_clip": ("GRPO", "GSPO"),
@@ -89,7 +89,7 @@ def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:
             f"--loss_args are arguments of your own loss, and {algorithm.loss_calculator} is built "
             "in; give --loss_calculator file.py:name"
         )
-    for name, losses in () if is_reference(algorithm.loss_calculator) else _READ_BY.items():
+    for name, losses in () if is_reference(algorithm.loss_calculator) else READ_BY.items():
         value = getattr(algorithm, name)
         is_set = bool(value) and value != type(algorithm).model_fields[name].default
         if is_set and algorithm.loss_calculator not in losses:

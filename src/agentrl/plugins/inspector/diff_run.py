@@ -51,7 +51,7 @@ def diff_policies(
         ConfigError: there is no such run, model or record.
         StoreError: the database does not respond.
     """
-    condition = record_condition(where)
+    condition = record_condition(where) if where else {}
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("agentrl diff is one process; start it without torchrun or accelerate")
     config = trained_run(load_config(flags), run, flags)

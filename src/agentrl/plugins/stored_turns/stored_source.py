@@ -88,7 +88,7 @@ class StoredUri:
             low, high = 0.0, -1.0
         if not 0 <= low <= high <= 1:
             raise ConfigError(f"{flag} {text}: solved is two shares of 1, such as {_SOLVED}")
-        condition = record_condition(given.get("where", ""))
+        condition = record_condition(given["where"]) if "where" in given else {}
         return cls(run, condition, (low, high))
 
     def config(self) -> RootConfig:

@@ -31,14 +31,14 @@ _COMPARISON = re.compile(
 
 
 def record_condition(text: str) -> Document:
-    """Return MongoDB's filter for a condition on records; that of an empty one finds all.
+    """Return MongoDB's filter for a condition on records.
 
     Raises:
         ConfigError: the condition cannot be read, or names no field of records.
     """
     parts: list[Document] = []
     end = 0
-    while end < len(text):
+    while end < len(text) or not parts:
         found = _COMPARISON.match(text, end)
         if found is None:
             raise ConfigError(
@@ -47,7 +47,7 @@ def record_condition(text: str) -> Document:
             )
         parts.append(_comparison(*found.groups()))
         end = found.end()
-    return {"$and": parts} if parts else {}
+    return {"$and": parts}
 
 
 def _comparison(field: str, operator: str, value: str) -> Document:

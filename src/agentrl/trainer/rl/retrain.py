@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr, ValidationError
 
 from agentrl.config.loading import write_config
 from agentrl.config.sections import RootConfig, TrainerSection
+from agentrl.config.validation.algorithm_checks import READ_BY
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.runtime.atomic_directory import atomic_directory
@@ -107,7 +108,7 @@ def _bounded(config: RootConfig) -> RootConfig:
     GRPO and GSPO; the other losses truncate it, or have none.
     """
     algorithm = config.algorithm
-    if algorithm.loss_calculator not in ("GRPO", "GSPO") or algorithm.dual_clip is not None:
+    if algorithm.loss_calculator not in READ_BY["dual_clip"] or algorithm.dual_clip is not None:
         return config
     bounded = algorithm.model_copy(update={"dual_clip": _DUAL_CLIP})
     return config.model_copy(update={"algorithm": bounded})
@@ -169,12 +170,12 @@ class _Own:
                 f"--run_name {self._name} ({self._output_path}) exists and is no retrain of "
                 f"{run.name}; choose another name"
             )
-        condition = record_condition(without)
+        condition = record_condition(without) if without else None
         tasks = await store.ledger.tasks_by_step(self._source)
         if not tasks:
             raise ConfigError(f"run {run.name!r} has no step that a checkpoint contains")
         first, left_out = 1, list[str]()
-        if condition:
+        if condition is not None:
             left_out = await store.reports.matching(condition, sorted(set().union(*tasks.values())))
             groups = {*map(task_of_record, left_out)}
             first = next((step for step, of_step in tasks.items() if of_step & groups), 0)

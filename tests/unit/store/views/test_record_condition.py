@@ -50,7 +50,7 @@ async def test_a_condition_finds_its_records(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (" ", "is not a condition on records; write FIELD OPERATOR VALUE"),
+        ("", "is not a condition on records; write FIELD OPERATOR VALUE"),
         ("timeout", "is not a condition on records"),
         ("score < 0.5 and", "is not a condition on records"),
         ("score < 0.5 or score > 1", "is not a condition on records"),
