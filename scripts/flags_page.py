@@ -146,8 +146,10 @@ def excluded() -> Iterator[tuple[str, ...]]:
     """Yield the rows of flags that need or exclude one another."""
     for rule in RULES:
         word = "needs" if rule.is_need else "excludes"
-        second = " or ".join(code(part) for part in rule.second.split("|"))
-        yield code(rule.first), word, second, linked(rule.reason)
+        first, second = (
+            " or ".join(map(code, side.split("|"))) for side in (rule.first, rule.second)
+        )
+        yield first, word, second, linked(rule.reason)
 
 
 def written() -> Iterator[str]:

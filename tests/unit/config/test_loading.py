@@ -474,6 +474,10 @@ def test_synchronous_sampling_means_no_staleness() -> None:
     [
         (["--importance_correction", "tis"], "give --proximal recompute"),
         (["--proximal", "recompute", "--loss_calculator", "minirl"], "use --proximal behavior"),
+        (
+            ["--proximal", "recompute", "--max_trained_count", "2"],
+            "use --proximal behavior or loglinear",
+        ),
         (["--loss_normalizer_length", "100"], "--token_level_loss false"),
         (["--loss_calculator", "cispo", "--strict_in_bound"], "setting of GRPO and MINIRL"),
         (["--loss_calculator", "gspo", "--out_of_date_decay", "1"], "GSPO ignores it"),
