@@ -31,9 +31,9 @@ def sglang_args() -> str:
 
 @contextmanager
 def sglang_process(
-    model: Path, log: Path, *, environment: Mapping[str, str] | None = None
+    model: Path, log: Path, *args: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Run SGLang on a free port; yields its address."""
+    """Run SGLang on a free port, with further arguments; yields its address."""
     sglang_bin()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -45,6 +45,7 @@ def sglang_process(
         str(port),
         "--weight-version",
         "1",
+        *args,
     ]
     # The health route is to say whether the server is there; by default it samples a token, which
     # takes as long as a pause.
