@@ -42,7 +42,10 @@ PARTS: dict[str, list[str]] = {
     "trl": [],
     "cpu": ["--inference_backend=embedded", "--num_gpus=0"],
 }
-FIGURES = ("step", "loss", "reward_mean", "num_records", "logprob_gap", "seconds", "time")
+FIGURES = (
+    *("step", "loss", "reward_mean", "num_records", "num_trained_records", "share_of_equal_groups"),
+    *("logprob_gap", "seconds", "time"),
+)
 MAX_STEPS = 50
 WINDOW = 5
 DEMO = ROOT / "assets/demo"
@@ -103,19 +106,21 @@ def wall_ratios(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
     trl = curves.pop("trl", None)
     if trl is None:
         return {}
-    ratios: dict[str, dict[str, float]] = {}
-    for part, ours in curves.items():
-        reward = min(max(reward for _, reward in side) for side in (ours, trl))
-        seconds, trl_seconds = (
-            next(time for time, reached in side if reached >= reward) for side in (ours, trl)
-        )
-        ratios[part] = {
-            "reward": round(reward, 4),
-            "seconds": round(seconds, 1),
-            "trl_seconds": round(trl_seconds, 1),
-            "ratio": round(seconds / trl_seconds, 3),
-        }
-    return ratios
+    return {part: wall_ratio(ours, trl) for part, ours in curves.items()}
+
+
+def wall_ratio(ours: list[tuple[float, float]], trl: list[tuple[float, float]]) -> dict[str, float]:
+    """Compare the seconds that two curves take to the highest reward that both reach."""
+    reward = min(max(reward for _, reward in side) for side in (ours, trl))
+    seconds, trl_seconds = (
+        next(time for time, reached in side if reached >= reward) for side in (ours, trl)
+    )
+    return {
+        "reward": round(reward, 4),
+        "seconds": round(seconds, 1),
+        "trl_seconds": round(trl_seconds, 1),
+        "ratio": round(seconds / trl_seconds, 3),
+    }
 
 
 def card() -> str | None:

@@ -55,10 +55,12 @@ def load_tokenizer(model: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def told(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def told(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = TOOL_SCHEMAS
+) -> list[dict[str, Any]]:
     """Return a conversation with the system prompt that describes the tools."""
     return with_tool_descriptions(
-        [dict(message) for message in messages], TOOL_SCHEMAS, get_tool_call_format("hermes")
+        [dict(message) for message in messages], tools, get_tool_call_format("hermes")
     )
 
 
@@ -132,6 +134,7 @@ class Steps(TrainerCallback):
             "loss": float(logs["loss"]),
             "reward_mean": float(logs["reward"]),
             "num_records": self._num_records,
+            "share_of_equal_groups": float(logs["frac_reward_zero_std"]),
             "seconds": {"wait_samples": round(sampling, 4), "training": round(training, 4)},
             "time": time.time(),
         }
@@ -139,25 +142,34 @@ class Steps(TrainerCallback):
             file.write(json.dumps(line) + "\n")
 
 
-def configuration(folder: Path, max_steps: int) -> GRPOConfig:
-    """Return TRL's settings for the values of `smol.yaml`; the others are its defaults."""
-    demo = yaml.safe_load((DEMO / "smol.yaml").read_text(encoding="utf-8"))
+def configuration(
+    recipe: Mapping[str, Any], folder: Path, max_steps: int, *, cpu_rows: int = 8, **more: Any
+) -> GRPOConfig:
+    """Return TRL's settings for the values of a recipe of AgentRL; the others are its defaults.
+
+    Args:
+        recipe: values of AgentRL's flags.
+        folder: where TRL writes.
+        max_steps: number of steps.
+        cpu_rows: rollouts of a forward pass on a CPU; fewer need less memory.
+        more: further settings of TRL.
+    """
     has_gpu = torch.cuda.is_available()
-    num_rollouts = demo["groups_per_step"] * demo["num_generations"]
-    rows = num_rollouts if has_gpu else 8
+    num_rollouts = recipe["groups_per_step"] * recipe["num_generations"]
+    rows = num_rollouts if has_gpu else cpu_rows
     return GRPOConfig(
         output_dir=str(folder),
         max_steps=max_steps,
-        learning_rate=demo["learning_rate"],
-        warmup_steps=demo["warmup_steps"],
+        learning_rate=recipe["learning_rate"],
+        warmup_steps=recipe["warmup_steps"],
         lr_scheduler_type="constant_with_warmup",
         adam_beta2=0.98,
-        num_generations=demo["num_generations"],
+        num_generations=recipe["num_generations"],
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=num_rollouts // rows,
         # TRL limits a rollout's sampled and read tokens together, AgentRL each reply.
-        max_completion_length=demo["max_turns"] * demo["max_new_tokens"],
-        max_tool_calling_iterations=demo["max_turns"] - 1,
+        max_completion_length=recipe["max_turns"] * recipe["max_new_tokens"],
+        max_tool_calling_iterations=recipe["max_turns"] - 1 or None,
         temperature=1.0,
         use_cpu=not has_gpu,
         bf16=has_gpu,
@@ -166,31 +178,41 @@ def configuration(folder: Path, max_steps: int) -> GRPOConfig:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        **more,
     )
+
+
+def train(
+    model: Path, settings: GRPOConfig, score: Any, rows: Sequence[Mapping[str, Any]], **more: Any
+) -> GRPOTrainer:
+    """Train on the prompts of `rows`, and write each step into the folder of the settings."""
+    Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
+    num_rollouts = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
+    steps = Steps(Path(settings.output_dir) / "metrics.jsonl", num_rollouts)
+    dataset = Dataset.from_list([dict(row) for row in rows])
+    steps.trainer = Timed(
+        model=str(model),
+        reward_funcs=score,
+        args=settings,
+        train_dataset=dataset,
+        callbacks=[steps],
+        **more,
+    )
+    steps.trainer.train()
+    return steps.trainer
 
 
 def main(model: Path, folder: Path, max_steps: int) -> None:
     """Train for a number of steps."""
     tokenizer = load_tokenizer(model)
     check_tokens(model, tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = configuration(folder, max_steps)
-    num_rollouts = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    steps = Steps(folder / "metrics.jsonl", num_rollouts)
+    recipe = yaml.safe_load((DEMO / "smol.yaml").read_text(encoding="utf-8"))
     rows = [
         {"prompt": told([{"role": "user", "content": line["query"]}]), "truth": line["answer"]}
         for line in training_questions()
     ]
-    steps.trainer = Timed(
-        model=str(model),
-        reward_funcs=score,  # type: ignore[arg-type]  # TRL awaits coroutines
-        args=settings,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        tools=make_tools(),
-        callbacks=[steps],
-    )
-    steps.trainer.train()
+    settings = configuration(recipe, folder, max_steps)
+    train(model, settings, score, rows, processing_class=tokenizer, tools=make_tools())
 
 
 if __name__ == "__main__":

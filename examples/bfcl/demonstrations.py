@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +30,7 @@ JAVA_TYPE = re.compile(r"(?:This is Java(?:Script)?|elements are of) (?:type )?(
 
 Message = dict[str, Any]
 Call = tuple[str, dict[str, Any]]
+Policy = Callable[[list[Message], list[dict[str, Any]]], Message]
 
 
 class Oracle:
@@ -157,7 +158,7 @@ def _java(value: Any, kind: str = "any", inner: str = "any") -> str:
 
 
 @contextmanager
-def serving(policies: Sequence[Oracle]) -> Iterator[str]:
+def serving(policies: Sequence[Policy]) -> Iterator[str]:
     """Serve the policy of each number below `ADDRESS/NUMBER/v1`; yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -182,6 +183,30 @@ def serving(policies: Sequence[Oracle]) -> Iterator[str]:
             server.shutdown()
 
 
+def environment(env: str, python: Path | None = None) -> EnvironmentProcess:
+    """Start an environment: as for `--env`, and its interpreter, as for `--env_python`."""
+    return EnvironmentProcess(EnvironmentUri.parse(env), DataSection(env_python=python))
+
+
+def scores(process: EnvironmentProcess, asked: Sequence[tuple[int, Policy]]) -> list[float]:
+    """Return the scores of policies, each of which answers the question of a number."""
+
+    async def play(address: str) -> list[float]:
+        found = []
+        for index, (number, _) in enumerate(asked):
+            endpoint = AgentEndpoint(f"{address}/{index}/v1", "oracle", "none")
+            result = await process.play(number, endpoint)
+            found.append(float(result.reward or 0.0))
+        return found
+
+    # In a thread, because the caller may be in an event loop.
+    with (
+        serving([policy for _, policy in asked]) as address,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        return thread.submit(asyncio.run, play(address)).result()
+
+
 def played(
     env: str, python: Path | None = None, policy: type[Oracle] = Oracle
 ) -> Iterator[tuple[str, float, Oracle]]:
@@ -195,21 +220,10 @@ def played(
     Yields:
         A question's id, the score, and what answered it.
     """
-    with EnvironmentProcess(EnvironmentUri.parse(env), DataSection(env_python=python)) as process:
+    with environment(env, python) as process:
         rows = process.rows(range(process.size()))
         policies = [policy(row) for row in rows]
-
-        async def scores(address: str) -> list[float]:
-            found = []
-            for number in range(len(rows)):
-                endpoint = AgentEndpoint(f"{address}/{number}/v1", "oracle", "none")
-                result = await process.play(number, endpoint)
-                found.append(float(result.reward or 0.0))
-            return found
-
-        # In a thread, because the caller may be in an event loop.
-        with serving(policies) as address, ThreadPoolExecutor(1) as thread:
-            found = thread.submit(asyncio.run, scores(address)).result()
+        found = scores(process, list(enumerate(policies)))
     for row, score, answered in zip(rows, found, policies, strict=True):
         yield row["id"], score, answered
 
