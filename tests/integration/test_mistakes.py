@@ -32,8 +32,8 @@ TOKENIZER = json.loads((DEMO / "model/tokenizer_config.json").read_text())
 WATCHED = """
 import sys
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
-# Checks: an environment, or a scorer, answers in a process of its own, which then ends.
-ASKED = ("environment_host.py", "agentrl.rewards.scorer_worker")
+# Checks: an environment, a scorer, or the wall, answers in a process of its own, which then ends.
+ASKED = ("environment_host.py", "agentrl.rewards.scorer_worker", "agentrl-probe-")
 def tell(event, args):
     if event in STARTS and not any(asked in str(args) for asked in ASKED):
         print(event, args, file=sys.stderr)
