@@ -186,9 +186,10 @@ def train(
     model: Path, settings: GRPOConfig, score: Any, rows: Sequence[Mapping[str, Any]], **more: Any
 ) -> GRPOTrainer:
     """Train on the prompts of `rows`, and write each step into the folder of the settings."""
-    Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
+    folder = Path(str(settings.output_dir))
+    folder.mkdir(parents=True, exist_ok=True)
     num_rollouts = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    steps = Steps(Path(settings.output_dir) / "metrics.jsonl", num_rollouts)
+    steps = Steps(folder / "metrics.jsonl", num_rollouts)
     dataset = Dataset.from_list([dict(row) for row in rows])
     steps.trainer = Timed(
         model=str(model),

@@ -32,8 +32,11 @@ TOKENIZER = json.loads((DEMO / "model/tokenizer_config.json").read_text())
 WATCHED = """
 import sys
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
-# Checks: an environment, a scorer, or the wall, answers in a process of its own, which then ends.
-ASKED = ("environment_host.py", "agentrl.rewards.scorer_worker", "agentrl-probe-")
+# Checks: what is asked answers in a process of its own, which then ends.
+ASKED = (
+    *("environment_host.py", "agentrl.rewards.scorer_worker", "agentrl-probe-"),
+    "agentrl.trainer.learner.function_trial",
+)
 def tell(event, args):
     if event in STARTS and not any(asked in str(args) for asked in ASKED):
         print(event, args, file=sys.stderr)

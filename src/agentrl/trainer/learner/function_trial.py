@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,14 +16,15 @@ import torch
 from agentrl.algorithms.advantages import ComparedRewards, compared_advantages
 from agentrl.algorithms.filters import GroupFacts, RecordFacts, kept_by
 from agentrl.algorithms.formula_registry import users_function
-from agentrl.algorithms.losses import LossInputs, evaluated_loss
+from agentrl.algorithms.losses import LossInputs, LossSettings, evaluated_loss
 from agentrl.algorithms.tree_credit import QUESTION, TurnTree, reads_tree, tree_credits
 from agentrl.config.loading import flat_values
 from agentrl.config.own_function import OWN_FUNCTION_FLAGS, SOURCES, is_reference, with_sources
 from agentrl.config.sections import AlgorithmSection, RootConfig
-from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError, UserCodeError
-from agentrl.trainer.learner.passes import loss_settings
+
+if TYPE_CHECKING:  # a program does not wait for the modules of several ranks
+    from agentrl.distributed import Ranks
 
 
 def try_functions(config: RootConfig) -> None:
@@ -75,7 +76,7 @@ def _mistake_of_loss(algorithm: AlgorithmSection) -> str | None:
         staleness=torch.zeros(24, dtype=torch.int64),
         turns=turns,
         records=turns // 2,
-        settings=loss_settings(algorithm),
+        settings=LossSettings.of(algorithm),
     )
     losses, metrics = evaluated_loss(inputs, algorithm.loss_args or {})
     gradient = None
@@ -89,7 +90,7 @@ def _mistake_of_loss(algorithm: AlgorithmSection) -> str | None:
     return None
 
 
-def problem_of_functions(config: RootConfig, ranks: Ranks) -> str | None:
+def problem_of_functions(config: RootConfig, ranks: "Ranks") -> str | None:
     """Return the first mistake on any rank, whose file may be another one (collective)."""
     problem, sources = None, {}
     try:

@@ -245,22 +245,6 @@ class PassLoss(NamedTuple):
         )
 
 
-def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
-    """Return the settings of the formulas, which `policy_loss` describes, from the flags."""
-    return LossSettings(
-        kind=algorithm.loss_calculator,
-        epsilon=algorithm.epsilon,
-        epsilon_higher=algorithm.epsilon_higher,
-        dual_clip=algorithm.dual_clip,
-        beta1=algorithm.beta1,
-        beta2=algorithm.beta2,
-        importance_weight_truncation=algorithm.importance_weight_truncation,
-        importance_weight_cap_ratio=algorithm.importance_weight_cap_ratio,
-        strict_in_bound=algorithm.strict_in_bound,
-        out_of_date_decay=algorithm.out_of_date_decay,
-    )
-
-
 def loss_of(
     policy: TargetLogprobs,
     batch: MicroBatch,
@@ -292,7 +276,7 @@ def loss_of(
         staleness=staleness,
         turns=turns,
         records=torch.from_numpy(batch.records).to(device),
-        settings=loss_settings(algorithm),
+        settings=LossSettings.of(algorithm),
     )
     losses, metrics = evaluated_loss(inputs, algorithm.loss_args or {})
     correction = importance_correction(
