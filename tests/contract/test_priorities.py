@@ -10,8 +10,13 @@ from support.engines import make_model, request
 from support.sglang import sglang_process
 
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.inference.supervisor.sglang_backend import PRIORITY_ARGS
+from agentrl.inference.wire import MAX_INT32
 
+PRIORITIES = (
+    "--enable-priority-scheduling",
+    *("--priority-scheduling-preemption-threshold", str(MAX_INT32)),
+)
+"""As the supervisor starts SGLang."""
 KINDS = ["embedded", pytest.param("sglang", marks=pytest.mark.slow)]
 
 
@@ -23,7 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     running = (
         engine_process(model, *one)
         if request.param == "embedded"
-        else sglang_process(model, tmp_path / "sglang.log", *PRIORITY_ARGS, *one)
+        else sglang_process(model, tmp_path / "sglang.log", *PRIORITIES, *one)
     )
     with running as address:
         yield address

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 
 from agentrl.algorithms.formula_registry import FormulaRegistry
-from agentrl.config.sections import AlgorithmSection
 from agentrl.errors import ConfigError, UserCodeError
 from agentrl.schema.formulas import (
     CorrectionKind,
@@ -66,22 +65,6 @@ class LossSettings:
     def clip_range(self) -> tuple[float, float]:
         """Lower and upper bound of the ratio in the clipped objectives."""
         return 1.0 - self.epsilon, 1.0 + self.epsilon + self.epsilon_higher
-
-    @classmethod
-    def of(cls, algorithm: AlgorithmSection) -> "LossSettings":
-        """Return the settings that the flags give."""
-        return cls(
-            kind=algorithm.loss_calculator,
-            epsilon=algorithm.epsilon,
-            epsilon_higher=algorithm.epsilon_higher,
-            dual_clip=algorithm.dual_clip,
-            beta1=algorithm.beta1,
-            beta2=algorithm.beta2,
-            importance_weight_truncation=algorithm.importance_weight_truncation,
-            importance_weight_cap_ratio=algorithm.importance_weight_cap_ratio,
-            strict_in_bound=algorithm.strict_in_bound,
-            out_of_date_decay=algorithm.out_of_date_decay,
-        )
 
 
 class TargetLosses(NamedTuple):

@@ -22,12 +22,6 @@ _SGLANG_TOOL_CALL_PARSERS = frozenset(
     }
 )
 
-PRIORITY_ARGS = (
-    "--enable-priority-scheduling",
-    # Nothing that runs is interrupted for what waits.
-    *("--priority-scheduling-preemption-threshold", str(MAX_INT32)),
-)
-"""With them, SGLang runs what waits in the order of the requests' `priority`."""
 _WITHOUT_PRIORITIES = ("--schedule-policy", "--enable-metrics")
 """Flags of SGLang that priorities do not go with: it refuses them with most policies, and its metrics
 would have a series for every priority."""
@@ -87,7 +81,9 @@ def _sglang_flags(inference: InferenceSection, model: ModelSection) -> list[str]
     argv += ["--sampling-defaults", "openai"]
     own_argv = shlex.split(inference.sglang_args)
     if not any(argument.startswith(_WITHOUT_PRIORITIES) for argument in own_argv):
-        argv += PRIORITY_ARGS
+        argv += ["--enable-priority-scheduling"]
+        # Nothing that runs is interrupted for what waits.
+        argv += ["--priority-scheduling-preemption-threshold", str(MAX_INT32)]
     if inference.colocated:
         argv.append("--enable-memory-saver")
     if model.router_replay:

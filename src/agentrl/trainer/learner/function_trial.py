@@ -7,6 +7,7 @@ import inspect
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def _mistake_of_loss(algorithm: AlgorithmSection) -> str | None:
         staleness=torch.zeros(24, dtype=torch.int64),
         turns=turns,
         records=turns // 2,
-        settings=LossSettings.of(algorithm),
+        settings=loss_settings(algorithm),
     )
     losses, metrics = evaluated_loss(inputs, algorithm.loss_args or {})
     gradient = None
@@ -88,6 +89,13 @@ def _mistake_of_loss(algorithm: AlgorithmSection) -> str | None:
         if not values.isfinite().all():
             return f"its {name} is not finite; bound logarithms, and avoid 0 / 0 and sqrt(0)"
     return None
+
+
+def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
+    """Return the settings of the formulas, which `policy_loss` describes, from the flags."""
+    flags = [field.name for field in fields(LossSettings) if field.name != "kind"]
+    values = {name: getattr(algorithm, name) for name in flags}
+    return LossSettings(kind=algorithm.loss_calculator, **values)
 
 
 def problem_of_functions(config: RootConfig, ranks: "Ranks") -> str | None:

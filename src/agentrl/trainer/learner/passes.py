@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor, Placement
 
 from agentrl.algorithms.losses import (
     LossInputs,
-    LossSettings,
     TargetLosses,
     corrected,
     cross_entropy,
@@ -35,6 +34,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import clip_gradients
 from agentrl.models.policy import ChunkedPass, TargetLogprobs, target_logprobs
+from agentrl.trainer.learner.function_trial import loss_settings
 
 HOST = torch.device("cpu")
 _SMALLEST_BYTES = 1024
@@ -276,7 +276,7 @@ def loss_of(
         staleness=staleness,
         turns=turns,
         records=torch.from_numpy(batch.records).to(device),
-        settings=LossSettings.of(algorithm),
+        settings=loss_settings(algorithm),
     )
     losses, metrics = evaluated_loss(inputs, algorithm.loss_args or {})
     correction = importance_correction(
