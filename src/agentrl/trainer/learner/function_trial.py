@@ -7,7 +7,6 @@ import inspect
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import torch
 from agentrl.algorithms.advantages import ComparedRewards, compared_advantages
 from agentrl.algorithms.filters import GroupFacts, RecordFacts, kept_by
 from agentrl.algorithms.formula_registry import users_function
-from agentrl.algorithms.losses import LossInputs, LossSettings, evaluated_loss
+from agentrl.algorithms.losses import LossInputs, evaluated_loss
 from agentrl.algorithms.tree_credit import QUESTION, TurnTree, reads_tree, tree_credits
 from agentrl.config.loading import flat_values
 from agentrl.config.own_function import OWN_FUNCTION_FLAGS, SOURCES, is_reference, with_sources
@@ -63,6 +62,8 @@ def _mistake(flag: str, reference: str, algorithm: AlgorithmSection) -> str | No
 
 
 def _mistake_of_loss(algorithm: AlgorithmSection) -> str | None:
+    from agentrl.trainer.learner.passes import loss_settings  # noqa: PLC0415 - takes seconds
+
     behavior = -torch.linspace(0.1, 2.0, 24)
     policy = (behavior + 0.1 * behavior.cos()).requires_grad_()
     turns, num_teachers = torch.arange(24) // 4, len(algorithm.teachers)
@@ -89,13 +90,6 @@ def _mistake_of_loss(algorithm: AlgorithmSection) -> str | None:
         if not values.isfinite().all():
             return f"its {name} is not finite; bound logarithms, and avoid 0 / 0 and sqrt(0)"
     return None
-
-
-def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
-    """Return the settings of the formulas, which `policy_loss` describes, from the flags."""
-    flags = [field.name for field in fields(LossSettings) if field.name != "kind"]
-    values = {name: getattr(algorithm, name) for name in flags}
-    return LossSettings(kind=algorithm.loss_calculator, **values)
 
 
 def problem_of_functions(config: RootConfig, ranks: "Ranks") -> str | None:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from agentrl.algorithms.losses import (
     LossInputs,
+    LossSettings,
     TargetLosses,
     corrected,
     cross_entropy,
@@ -34,7 +35,6 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import clip_gradients
 from agentrl.models.policy import ChunkedPass, TargetLogprobs, target_logprobs
-from agentrl.trainer.learner.function_trial import loss_settings
 
 HOST = torch.device("cpu")
 _SMALLEST_BYTES = 1024
@@ -243,6 +243,22 @@ class PassLoss(NamedTuple):
             policy=policy._replace(logprobs=policy.logprobs.detach()),
             behavior_logprobs=self.behavior_logprobs,
         )
+
+
+def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
+    """Return the settings of the formulas, which `policy_loss` describes, from the flags."""
+    return LossSettings(
+        kind=algorithm.loss_calculator,
+        epsilon=algorithm.epsilon,
+        epsilon_higher=algorithm.epsilon_higher,
+        dual_clip=algorithm.dual_clip,
+        beta1=algorithm.beta1,
+        beta2=algorithm.beta2,
+        importance_weight_truncation=algorithm.importance_weight_truncation,
+        importance_weight_cap_ratio=algorithm.importance_weight_cap_ratio,
+        strict_in_bound=algorithm.strict_in_bound,
+        out_of_date_decay=algorithm.out_of_date_decay,
+    )
 
 
 def loss_of(
