@@ -9,7 +9,7 @@ The commands are those of a user, with the files of assets/bfcl: `agentrl sft` o
 categories, once for all runs of a folder; `agentrl run` from its result; and `agentrl eval` of each of the
 three models. Held-out questions are answered greedily, and come from categories that nothing trains on; the
 official checker scores everything. Flags after `--` go to `run` and `eval`. Each run is kept by seed and
-learning rate; one that was interrupted goes on when the same command is given again.
+learning rate; one that was interrupted goes on when the same command is given again, but TRL begins anew.
 """
 
 import json
@@ -44,7 +44,8 @@ class Runs:
     def fine_tune(self, model: str) -> Path:
         """Return the model that has learned the references."""
         output = self._work / "fine_tuned"
-        if not (output / "summary.json").exists():
+        summary = output / "summary.json"
+        if not summary.exists() or json.loads(summary.read_text())["status"] != "completed":
             self._start("sft", output, "sft.yaml", [f"--model_name_or_path={model}"])
         return output / "model"
 
@@ -59,10 +60,10 @@ class Runs:
 
     def score(self, name: str, model: str) -> dict[str, Any]:
         """Return the share of right answers, its interval, and that of each category."""
-        output = self._work / f"{name}-eval"
+        output = self._work / f"{name}-eval{self._questions}"
         if not (output / "eval.json").exists():
             words = [
-                f"--mongo_data_dir={self._work / f'mongo-{name}-eval'}",
+                f"--mongo_data_dir={self._work / f'mongo-{output.name}'}",
                 f"--model_name_or_path={model}",
                 f"--eval_env={EVALUATED}?size={self._questions}",
             ]
@@ -111,6 +112,8 @@ def main() -> None:
     own = sys.argv[1:]
     cut = own.index("--") if "--" in own else len(own)
     given, further = flags.parse_args(own[:cut]), own[cut + 1 :]
+    if given.trl and (further or given.learning_rate is not None):
+        flags.error("--trl takes its settings from assets/bfcl/bfcl.yaml alone")
     given.work.mkdir(parents=True, exist_ok=True)
     runs = Runs(given.work.resolve(), given.questions, further)
     learned = runs.fine_tune(given.model)
@@ -142,7 +145,7 @@ def main() -> None:
     if row["steps"][0]["time"] > row["started"]:  # it did not go on from an earlier call
         num_rollouts = sum(step["num_records"] for step in row["steps"])
         row["seconds_per_rollout"] = round(row["seconds"] / num_rollouts, 3)
-    row["reinforced"] = runs.score(name, str(model))
+    row["reinforced"] = runs.score(f"{name}-step{row['steps'][-1]['step']}", str(model))
     rows = {**stored(given.out).get("runs", {}), name: row}
     keep(given.out, {"runs": rows, "wall_ratio": wall_ratios(rows)})
 

@@ -56,7 +56,7 @@ def main(model: Path, folder: Path, max_steps: int, seed: int) -> None:
             policies = [lambda *_, reply=reply: reply for reply in replies]
             return scores(process, list(zip(number, policies, strict=True)))
 
-        # A prompt may have 2,048 tokens: eight rollouts at once would need more than 20 GB.
+        # Four rollouts with prompts of 2,048 tokens already take 20 GB.
         settings = configuration(recipe, folder, max_steps, cpu_rows=4, seed=seed)
         trained = train(model, settings, score, rows, processing_class=tokenizer)
     trained.save_model(str(folder / "model"))
